@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "backend"))
 
+from inflight.metric_families import FAMILIES  # noqa: E402
 from inflight.server.tensors.dialect import MAX_PROMPTS, Dialect, InputTensor, OutputTensor  # noqa: E402
 from inflight.server.tensors.dialects import (  # noqa: E402
     ENSEMBLE,
@@ -26,7 +27,6 @@ from inflight.server.tensors.dialects import (  # noqa: E402
 from inflight.server.tensors.entries import NO_MEDIA  # noqa: E402
 from inflight.server.tensors.request_parameters import REQUEST_TYPE, REQUEST_TYPE_OF_MODELS, REQUEST_TYPES  # noqa: E402
 from inflight.server.tensors.sampling_parameters import PARAMETERS, Parameter  # noqa: E402
-from inflight.server.threads.metric_families import FAMILIES  # noqa: E402
 from inflight.server.threads.vllm_metrics import vllm_families  # noqa: E402
 
 APIS = ROOT / "backend" / "apis"

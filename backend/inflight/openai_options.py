@@ -23,6 +23,8 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     engine: str = "llm"
     """Name of the engine, by which its ranks are found, and of the model unless `served_model_names` has others."""
+    launches_ranks: bool = False
+    """Whether this server launches the engine's ranks, which end with it; else another program has."""
     parameters: dict[str, str] = {}
     """The engine's configuration, as in config.pbtxt: the folders of checkpoint, tokenizer and adapters, and limits."""
     host: str = LOOPBACK

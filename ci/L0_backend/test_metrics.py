@@ -14,7 +14,7 @@ from server_metrics import read_metrics, wait_until_settled
 from server_process import ServerProcess
 
 from inflight.batch_manager_stats import BatchManagerStats
-from inflight.server.threads.metric_families import ENGINE_INFO, FAMILIES, STATISTICS_FAMILIES
+from inflight.metric_families import ENGINE_INFO, FAMILIES, STATISTICS_FAMILIES
 
 SERIES = re.compile(r"^(?P<name>\w+)\{(?P<labels>[^}]*)\} (?P<value>\S+)$", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""`inflight openai` beside a program that has the engine."""
+"""`inflight openai` with ranks of its own, and beside a program that has the engine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import httpx
 import openai
 import pytest
 from real_engine import CHECKPOINT
+from server_process import is_rank
+from waiting import until
 
 from inflight import EngineConfig, GenerationExecutor
 from inflight.run_directory import RUN_DIRECTORY
+from inflight.supervisor import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 180
@@ -41,13 +45,14 @@ def executor(run_directory: Path) -> Iterator[GenerationExecutor]:
         yield executor
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
     environment = {
         **os.environ,
+        **variables,
         "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("backend", "kernels", "client")),
     }
     program = [sys.executable, "-m", "inflight_client.cli", "openai", *arguments]
-    return subprocess.Popen(program, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
 def test_it_serves_the_programs_engine_until_it_is_told_to_end(executor: GenerationExecutor, tmp_path: Path) -> None:
@@ -96,12 +101,68 @@ def test_a_thousand_prompts_of_one_key_delay_anothers_by_a_turn(executor: Genera
         assert process.wait(PATIENCE) == 0
 
 
+class TestAlone:
+    ASKED: ClassVar[dict[str, Any]] = {
+        "model": "llm",
+        "prompt": "Once upon a time",
+        "max_tokens": 200,
+        "seed": 3,
+        "stream": True,
+        "extra_body": {"ignore_eos": True},
+    }
+
+    def start(self, tmp_path: Path) -> tuple[subprocess.Popen[str], str, Path]:
+        """The supervisor, the server's address, and its directory."""
+        options = ("--port", "0", "--dtype", "float32", "--set", "num_threads=1", "--drain-timeout", "120")
+        process = start(str(CHECKPOINT), *options, TMPDIR=str(tmp_path), **{RUN_DIRECTORY: ""})
+        assert process.stderr is not None and process.stdout is not None
+        told = next(line for line in process.stderr if "; run directory " in line)
+        shown = next(line for line in process.stdout if "OpenAI's API: " in line)
+        return process, shown.split()[2], Path(told.split()[-1])
+
+    def test_ranks_server_and_supervisor_die_and_it_serves_on(self, tmp_path: Path) -> None:
+        first, url, run_directory = self.start(tmp_path)
+        with first, openai.OpenAI(base_url=url, api_key="none", max_retries=20) as client:
+            undisturbed = "".join(piece.choices[0].text for piece in client.completions.create(**self.ASKED))
+            everything = processes.marked(run_directory)
+            (rank,) = filter(is_rank, everything)
+
+            stream = client.completions.create(**self.ASKED)
+            text = next(stream).choices[0].text
+            os.kill(rank, signal.SIGKILL)
+            assert text + "".join(piece.choices[0].text for piece in stream) == undisturbed
+
+            (server,) = (pid for pid in everything if pid != rank)
+            os.kill(server, signal.SIGKILL)
+            until(lambda: health(url) == 200, "the server is started again")
+
+            stream = client.completions.create(**self.ASKED)
+            text = next(stream).choices[0].text
+            first.kill()
+            first.wait()
+            second, again, _ = self.start(tmp_path)
+            with second:
+                assert again == url
+                second.send_signal(signal.SIGTERM)
+                assert text + "".join(piece.choices[0].text for piece in stream) == undisturbed
+                assert second.wait(PATIENCE) == 0
+        assert not run_directory.exists() and not processes.marked(run_directory)
+
+
+def health(url: str) -> int:
+    try:
+        return httpx.get(f"{url.removesuffix('/v1')}/health", trust_env=False).status_code
+    except httpx.TransportError:
+        return 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("--engine", "a/b"), "cannot be called"),
         (("--engine", "none", "--set", "worker_start_timeout_ms=100"), "no engine called 'none' serves here"),
         (("--api-key-file", "/nowhere"), "cannot be read"),
+        (("--engine", "mine", "--api-key-file", "/nowhere"), "cannot be read"),
         (("--openai-set", "tool_parser=nope"), "tool_parser must be one of hermes"),
         (("/nowhere",), "nowhere"),
     ],

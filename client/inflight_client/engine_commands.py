@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inflight_client._exceptions import UsageError
-from inflight_client.terminal import EXIT_USAGE, fail, failing_in_words, greet
+from inflight_client.terminal import EXIT_USAGE, fail, failing_in_words, greet, how_to_ask
 
 if TYPE_CHECKING:
     from inflight.hub.model_name import ModelName
@@ -30,30 +30,53 @@ OpenAISet = Annotated[
     list[str] | None,
     typer.Option("--openai-set", metavar="KEY=VALUE", help="Any setting of the OpenAI server; may be repeated."),
 ]
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL)]
+TensorParallelSize = Annotated[
+    int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share every layer.", min=1)
+]
+PipelineParallelSize = Annotated[
+    int | None, typer.Option("--pipeline-parallel-size", "-pp", help="Stages that share the layers.", min=1)
+]
+DataParallelSize = Annotated[
+    int | None, typer.Option("--data-parallel-size", "-dp", help="Replicas that share the requests.", min=1)
+]
+Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
+KvCacheDtype = Annotated[str | None, typer.Option(help="auto or fp8.")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
+MaxBatchSize = Annotated[int | None, typer.Option(help="Sequences in one step.", min=1)]
+MaxNumTokens = Annotated[int | None, typer.Option(help="Tokens in one step.", min=1)]
+MaxSeqLen = Annotated[int | None, typer.Option(help="Prompt plus new tokens of a sequence.", min=1)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any parameter of the engine; may be repeated."),
+]
+Host = Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")]
+ReadyTimeout = Annotated[float, typer.Option(help="Seconds until the model must be ready.", min=1.0)]
+DrainTimeout = Annotated[float, typer.Option(help="Seconds to finish requests after Ctrl-C.", min=0.0)]
+AdoptTimeout = Annotated[
+    float,
+    typer.Option(
+        help="Seconds that the server goes on if this process is killed, for the next one to adopt it; 0 ends it.",
+        min=0.0,
+    ),
+]
+LogFile = Annotated[Path | None, typer.Option(help="Write the server's whole log here.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the server's whole log.")]
 
 
 def serve(
     context: typer.Context,
-    checkpoint: Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL)] = None,
-    tensor_parallel_size: Annotated[
-        int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share every layer.", min=1)
-    ] = None,
-    pipeline_parallel_size: Annotated[
-        int | None, typer.Option("--pipeline-parallel-size", "-pp", help="Stages that share the layers.", min=1)
-    ] = None,
-    data_parallel_size: Annotated[
-        int | None, typer.Option("--data-parallel-size", "-dp", help="Replicas that share the requests.", min=1)
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto or fp8.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    max_batch_size: Annotated[int | None, typer.Option(help="Sequences in one step.", min=1)] = None,
-    max_num_tokens: Annotated[int | None, typer.Option(help="Tokens in one step.", min=1)] = None,
-    max_seq_len: Annotated[int | None, typer.Option(help="Prompt plus new tokens of a sequence.", min=1)] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any parameter of the engine; may be repeated."),
-    ] = None,
+    checkpoint: Model = None,
+    tensor_parallel_size: TensorParallelSize = None,
+    pipeline_parallel_size: PipelineParallelSize = None,
+    data_parallel_size: DataParallelSize = None,
+    dtype: Dtype = None,
+    kv_cache_dtype: KvCacheDtype = None,
+    device: Device = None,
+    max_batch_size: MaxBatchSize = None,
+    max_num_tokens: MaxNumTokens = None,
+    max_seq_len: MaxSeqLen = None,
+    set_: Set = None,
     api: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,7 +87,7 @@ def serve(
     ] = None,
     model_repository: Annotated[Path | None, typer.Option(help="Serve this repository, not inflight's own.")] = None,
     tritonserver: Annotated[Path | None, typer.Option(help="tritonserver's binary, if not the installed one.")] = None,
-    host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     http: Annotated[bool, typer.Option("--http/--no-http", help="Serve HTTP in addition to gRPC.")] = True,
     http_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     grpc_port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8001,
@@ -84,38 +107,21 @@ def serve(
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the key to those APIs; a random key unless given.")
     ] = None,
-    ready_timeout: Annotated[float, typer.Option(help="Seconds until the model must be ready.", min=1.0)] = 900.0,
-    drain_timeout: Annotated[float, typer.Option(help="Seconds to finish requests after Ctrl-C.", min=0.0)] = 30.0,
-    adopt_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds that the server goes on if this process is killed, for the next one to adopt it; 0 ends it.",
-            min=0.0,
-        ),
-    ] = 60.0,
+    ready_timeout: ReadyTimeout = 900.0,
+    drain_timeout: DrainTimeout = 30.0,
+    adopt_timeout: AdoptTimeout = 60.0,
     canary_period: Annotated[
         float, typer.Option(help="Idle seconds before an engine is checked with one token; 0 never.", min=0.0)
     ] = 30.0,
-    log_file: Annotated[Path | None, typer.Option(help="Write tritonserver's whole log here.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tritonserver's whole log.")] = False,
+    log_file: LogFile = None,
+    verbose: Verbose = False,
     demo: Annotated[bool, typer.Option(help="Stream one completion once the server is ready.")] = True,
 ) -> None:
     """Serve a checkpoint until Ctrl-C. Needs the engine (package inflight) and a tritonserver on this machine.
 
     What stands behind a -- are options of tritonserver, such as --trace-config or --rate-limit.
     """
-    named = {
-        "tensor_parallel_size": tensor_parallel_size,
-        "pipeline_parallel_size": pipeline_parallel_size,
-        "data_parallel_size": data_parallel_size,
-        "dtype": dtype,
-        "kv_cache_dtype": kv_cache_dtype,
-        "device": device,
-        "max_batch_size": max_batch_size,
-        "max_num_tokens": max_num_tokens,
-        "max_seq_len": max_seq_len,
-    }
-    parameters = {key: str(value) for key, value in named.items() if value is not None} | _assignments(set_ or [])
+    parameters = _parameters(context, set_)
     if openai_port is None and (openai_api_key_file or openai_set):
         raise fail("--openai-api-key-file and --openai-set need --openai-port", EXIT_USAGE)
     try:
@@ -169,49 +175,117 @@ def serve(
 
 
 def openai(
-    checkpoint: Annotated[
+    context: typer.Context,
+    checkpoint: Model = None,
+    engine: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODEL", help="The engine's checkpoint: as it has it; the default model's unless given."
-        ),
+        typer.Option(help="Start no ranks: serve the engine that a program of this user has started under this name."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="Name under which its program has started it.")] = "llm",
+    tensor_parallel_size: TensorParallelSize = None,
+    pipeline_parallel_size: PipelineParallelSize = None,
+    data_parallel_size: DataParallelSize = None,
+    dtype: Dtype = None,
+    kv_cache_dtype: KvCacheDtype = None,
+    device: Device = None,
+    max_batch_size: MaxBatchSize = None,
+    max_num_tokens: MaxNumTokens = None,
+    max_seq_len: MaxSeqLen = None,
+    set_: Set = None,
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 9000,
-    host: Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     api_key_file: Annotated[
         Path | None, typer.Option(help="File with the keys of clients, one a line; none are needed unless given.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="The engine's parameters, as it has them; may be repeated."),
-    ] = None,
     openai_set: OpenAISet = None,
+    ready_timeout: ReadyTimeout = 900.0,
+    drain_timeout: DrainTimeout = 30.0,
+    adopt_timeout: AdoptTimeout = 60.0,
+    log_file: LogFile = None,
+    verbose: Verbose = False,
 ) -> None:
-    """Serve OpenAI's API on an engine that runs on this machine already. `inflight serve --openai-port` does both."""
+    """Serve OpenAI's API alone until Ctrl-C, without tritonserver. `inflight serve --openai-port` serves both."""
+    parameters = _parameters(context, set_)
+    settings = {"host": host, "port": port, "api_key_file": str(api_key_file or "")}
+    if engine is not None:
+        _refuse_beside_engine(context)
+        _attach(checkpoint, _openai_options(openai_set, engine=engine, parameters=parameters, **settings))
+        return
     try:
+        from inflight.supervisor.options import Endpoints, ServeOptions
+        from inflight.supervisor.serve import serve as run
+    except ImportError as error:
+        raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
+    options = _openai_options(openai_set, **settings)
+
+    def show(endpoints: Endpoints) -> None:
+        has_keys, model = bool(options.api_key_file), (options.served_model_names or [endpoints.model])[0]
+        typer.echo(how_to_ask(openai=endpoints.openai, model=model, prompt=_DEMO_PROMPT, has_keys=has_keys))
+
+    raise typer.Exit(
+        run(
+            ServeOptions(
+                checkpoint=_model(checkpoint),
+                parameters=parameters,
+                allow_tritonserver=False,
+                openai=options,
+                ready_timeout=ready_timeout,
+                drain_timeout=drain_timeout,
+                adopt_timeout=adopt_timeout,
+                log_file=log_file,
+                verbose=verbose,
+                on_ready=show,
+            )
+        )
+    )
+
+
+def _attach(checkpoint: str | None, options: OpenAIOptions) -> None:
+    """Serve an engine that another program has started, in this process."""
+    try:
+        from msgspec import structs
+
         from inflight.errors import ConfigurationError
         from inflight.hub.local_checkpoint import local_checkpoint
         from inflight.openai.serve import serve as run
         from inflight.supervisor.installation import find_model_repository
     except ImportError as error:
         raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
-    parameters = _assignments(set_ or [])
     try:
-        folder = local_checkpoint(checkpoint or find_model_repository() / "llm" / "1" / "checkpoint", parameters)
-        parameters.setdefault("gpt_model_path", str(folder.resolve()))
-        run(
-            _openai_options(
-                openai_set,
-                engine=engine,
-                parameters=parameters,
-                host=host,
-                port=port,
-                api_key_file=str(api_key_file or ""),
-            ),
-            tells_absence=True,
-        )
+        model = checkpoint or find_model_repository() / "llm" / "1" / "checkpoint"
+        folder = local_checkpoint(model, options.parameters)
+        parameters = {"gpt_model_path": str(folder.resolve()), **options.parameters}
+        run(structs.replace(options, parameters=parameters), tells_absence=True)
     except ConfigurationError as error:
         raise fail(str(error), EXIT_USAGE) from None
+
+
+_OF_STARTED_RANKS = ("ready_timeout", "drain_timeout", "adopt_timeout", "log_file", "verbose")
+_OF_CONFIGURATION = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "dtype",
+    "kv_cache_dtype",
+    "device",
+    "max_batch_size",
+    "max_num_tokens",
+    "max_seq_len",
+)
+"""Options that are keys of the engine's configuration."""
+
+
+def _parameters(context: typer.Context, settings: list[str] | None) -> dict[str, str]:
+    """The engine's, as options and --set name them."""
+    named = {key: context.params[key] for key in _OF_CONFIGURATION}
+    return {key: str(value) for key, value in named.items() if value is not None} | _assignments(settings or [])
+
+
+def _refuse_beside_engine(context: typer.Context) -> None:
+    """What only ranks have that are started here."""
+    for name in (*_OF_CONFIGURATION, *_OF_STARTED_RANKS):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise fail(f"--{name.replace('_', '-')} is not for an engine that runs, which --engine names", EXIT_USAGE)
 
 
 def install_server() -> None:
@@ -244,7 +318,7 @@ def backend_dir(
 
 
 def analyze(
-    checkpoint: Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL)] = None,
+    checkpoint: Model = None,
     max_batch_size: Annotated[str, typer.Option(help="Values to compare, with commas between them.")] = "16,64",
     max_num_tokens: Annotated[str, typer.Option(help="Likewise.")] = "512,2048",
     batch_scheduler_policy: Annotated[str, typer.Option(help="Likewise.")] = "guaranteed_no_evict,max_utilization",

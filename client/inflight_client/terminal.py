@@ -205,6 +205,19 @@ def command() -> str:
     return called.name if found and called.exists() and Path(found).samefile(called) else str(called)
 
 
+def how_to_ask(*, openai: str, model: str, prompt: str, has_keys: bool) -> str:
+    """An example command for an OpenAI server without tritonserver, and where else to look."""
+    key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
+    return f"""
+Serving. Ask it, or talk to it at http://{openai}/
+
+  curl -N http://{openai}/v1/completions -H 'Content-Type: application/json'{key} \\
+       -d '{{"model": "{model}", "prompt": "{prompt}", "max_tokens": 64, "stream": true}}'
+
+  OpenAI's API: http://{openai}/v1      metrics: http://{openai}/metrics      Ctrl-C stops the server
+"""
+
+
 def how_to_talk(*, command: str, grpc: str, http: str, metrics: str, openai: str, model: str, prompt: str) -> str:
     """Example commands for a server, which begin with `command`. `http` is "" if the server has no HTTP endpoint,
     `openai` if it has no OpenAI server."""

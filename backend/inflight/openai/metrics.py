@@ -1,10 +1,11 @@
-"""What /metrics says of this server, in Prometheus' text form. Of the engine it only tells what it is: its
-metrics are tritonserver's."""
+"""What /metrics says of this server, in Prometheus' text form. Of the engine it only tells what it is, unless it is
+this server's own: else its metrics are tritonserver's."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from inflight.engine_description import EngineDescription
 from inflight.result import PerfMetrics
@@ -17,8 +18,11 @@ TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 class ServerMetrics:
     """To be used on the event loop's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, of_engine: Collector | None = None) -> None:
+        """`of_engine`: the engine's metrics, if they are shown here."""
         self._registry = CollectorRegistry()
+        if of_engine is not None:
+            self._registry.register(of_engine)
         ProcessCollector(registry=self._registry)
         self._engine = Info("inflight_engine", "What the engine computes, and with what", registry=self._registry)
         self._accepted = Counter(

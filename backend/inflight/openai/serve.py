@@ -1,6 +1,6 @@
-"""The process of an OpenAI server: attaches to the engine's ranks, listens, and ends after SIGTERM.
+"""The process of an OpenAI server: attaches to the engine's ranks, or launches them, listens, and ends after SIGTERM.
 
-It starts no ranks. While the engine is away its requests are refused, and it is found again when it is back.
+While an engine that another program has launched is away, requests are refused, and it is found again when it is back.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from inflight.checkpoint_digest import system_fingerprint
 from inflight.abandonment import end_when_abandoned
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.executor.executor import attach_executor, find_engine_config
+from inflight.executor.executor import Executor, attach_executor, find_engine_config
 from inflight.executor.front.front import Front
+from inflight.executor.front.remote import RemoteFront
 from inflight.log_output import start_logging
 from inflight.openai.api_keys import ApiKeys
 from inflight.openai.app import App
 from inflight.openai.call_builder import CallBuilder
 from inflight.openai.chat_template import ChatTemplate
 from inflight.openai.dispatcher import Dispatcher
+from inflight.openai.engine_metrics import EngineMetrics
 from inflight.openai.guard import Guard
 from inflight.openai.http import bounded_http
 from inflight.openai.metrics import ServerMetrics
@@ -48,6 +50,8 @@ from inflight.openai.tool_use import choose_tool_parser
 from inflight.openai_options import OpenAIOptions
 from inflight.request_spans import open_spans
 from inflight.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
@@ -75,11 +79,12 @@ def serve(options: OpenAIOptions, *, tells_absence: bool = False) -> None:
     ConfigurationError if something is missing or wrong, or if the engine is not found in time."""
     start_logging("uvicorn.error")
     end_when_abandoned()
-    logging.getLogger("inflight").setLevel(logging.WARNING)
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     allow_connections(options.max_connections)
     config = EngineConfig.from_parameters(options.parameters)
+    # Beside the engine's own front, whose log tells of its ranks, this one need not.
+    logging.getLogger("inflight").setLevel(config.log_level if options.launches_ranks else logging.WARNING)
     server = OpenAIServer(options, config)
     with listen(options.host, options.port) as listener:
         if tells_absence:
@@ -87,13 +92,22 @@ def serve(options: OpenAIOptions, *, tells_absence: bool = False) -> None:
         # Statistics are for a front of their own, while somebody reads them.
         quiet, watching = with_statistics(config, 0), with_statistics(config, WATCHED_ITERATIONS)
         attach = partial(attach_executor, watching, options.engine)
-        with attach_executor(quiet, options.engine) as front:
+        with open_front(quiet, options) as front:
             loop = new_loop()
             calm_gc()
             try:
                 loop.run_until_complete(server.run(front, attach, listener, partial(announce, tools=server.tools_note)))
             finally:
                 loop.close()
+
+
+def open_front(config: EngineConfig, options: OpenAIOptions) -> RemoteFront:
+    """A front of the engine; it is waited for by `start`, if it is not this server's own. Raises ConfigurationError."""
+    if not options.launches_ranks:
+        return attach_executor(config, options.engine)
+    front = Executor(config=config, name=options.engine)
+    logger.info("engine %s: %s", options.engine, front.description.summary(front.limits))
+    return front
 
 
 def with_statistics(config: EngineConfig, num_iterations: int) -> EngineConfig:
@@ -208,7 +222,7 @@ class OpenAIServer:
             tokenizer=self._tokenizer,
             names=ModelNames(options.model_names, config.gpt_model_path, config.lora_dir),
             guard=self._guard,
-            metrics=ServerMetrics(),
+            metrics=ServerMetrics(EngineMetrics(front, options.engine) if options.launches_ranks else None),
             threads=threads,
             feed=feed,
             store=ResponseStore(options.max_stored_responses, options.max_stored_response_bytes),

@@ -25,6 +25,7 @@ from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
+from inflight.metric_families import PAUSES, READY, RELAUNCHES, REPLAYS, REPLICA_READY, SPARES
 from inflight.open_requests import OpenRequests
 from inflight.request import Request
 from inflight.request_spans import RequestSpans
@@ -41,7 +42,6 @@ from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.request_parameters import REQUEST_TYPE, parse_parameters, read_parameters
 from inflight.server.tensors.tensor_values import Array, split
-from inflight.server.threads.metric_families import PAUSES, READY, RELAUNCHES, REPLAYS, REPLICA_READY, SPARES
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome, own_labels
 from inflight.server.threads.response_pace import ResponsePace, choose_rate
 from inflight.server.threads.sending_thread import SendingThread, log_failure

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from inflight import metric_families as mf
 from inflight.errors import InflightError
 from inflight.result import PerfMetrics, Response
-from inflight.server.threads import metric_families as mf
 from inflight.server.threads.metrics_thread import Outcome
 from inflight.server.threads.sending_thread import log_failure
 from inflight.server.work_item import WorkItem

@@ -1,7 +1,7 @@
-"""Finds the servers of this user on this machine that `inflight serve` has started, and those that need a supervisor.
+"""Finds the servers of this user on this machine that were started by this program, and those that need a supervisor.
 
-A server that has lost its supervisor is supervised again by the next `inflight serve` with the same configuration. One
-of another configuration, or with a supervisor, is named where it is in the way.
+A server that has lost its supervisor is supervised again by the next command with the same configuration. One of
+another configuration, or with a supervisor, is named where it is in the way.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ class FoundServer:
     @property
     def janitor(self) -> int | None:
         return self._running(JANITOR)
+
+    @property
+    def command(self) -> str:
+        """That started it, in messages."""
+        return "inflight serve" if self.record.command else "inflight openai"
 
     @property
     def is_abandoned(self) -> bool:
@@ -66,12 +71,12 @@ def who_holds(taken: PortTaken, configuration: dict[str, str], servers: list[Fou
             continue
         held = f"{taken.listener} is taken by"
         if (supervisor := server.supervisor) is not None:
-            return f"{held} the inflight serve of pid {supervisor}: stop that, or {taken.other_port}"
+            return f"{held} the {server.command} of pid {supervisor}: stop that, or {taken.other_port}"
         if (janitor := server.janitor) is None:
             return ""  # nothing that could be done about this server is known
         if differing := server.record.differences(configuration):
             return (
-                f"{held} a server whose inflight serve was killed, and which differs in {', '.join(differing)}: "
+                f"{held} a server whose {server.command} was killed, and which differs in {', '.join(differing)}: "
                 f"repeat the command that started it to adopt it, or end it with kill {janitor}"
             )
         return f"{held} a server that is being ended: start again in a moment"

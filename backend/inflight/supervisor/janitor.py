@@ -78,6 +78,9 @@ class Janitor:
         self._outputs = output_pipe.open_all(run_directory)
         self._supervisor: socket.socket | None = None
         """Its connection. It stays open until the end of this process, by which a supervisor knows that all is done."""
+        programs = (output_pipe.TRITONSERVER, output_pipe.OPENAI)
+        self._logged = next((program for program in programs if program in self._outputs), "")
+        """The program whose output is the log."""
         self._patience = START_PATIENCE
         """Seconds to wait for the next supervisor."""
         self._log_file = ""
@@ -130,12 +133,12 @@ class Janitor:
         return connection
 
     def _read(self, ready: Collection[int]) -> None:
-        """Take what programs have printed, so that no pipe is ever full. tritonserver's output goes to the log file."""
+        """Take what programs have printed, so that no pipe is ever full. That of the log goes to its file."""
         for program, output in self._outputs.items():
             if output in ready:
                 with contextlib.suppress(OSError):
                     printed = os.read(output, READ_BYTES)
-                    if program == output_pipe.TRITONSERVER and self._log_file:
+                    if program == self._logged and self._log_file:
                         with open_log(Path(self._log_file)) as file:
                             file.write(printed)
 

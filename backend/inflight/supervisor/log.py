@@ -1,4 +1,7 @@
-"""Reads tritonserver's log line by line, keeps its last lines, and shows the user errors and what the engine is."""
+"""Reads the log of a server line by line, keeps its last lines, and shows the user errors and what the engine is.
+
+It is tritonserver's, or the OpenAI server's where that is alone.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from inflight.supervisor.log_file import LogFile
+from inflight.supervisor.losses import Losses
 
 KEPT_LINES = 400
 OWN_LINE = re.compile(r"^([IWE])\d{4} \d\d:\d\d:\d\d\.\d+ \d+ ")
@@ -20,11 +24,13 @@ HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to init
 
 LOUD = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|^Traceback \(most recent call last\)")
 ABOUT_ENGINE = re.compile(
-    r"[IW]\d{4} [^\]]*\binflight\.(?:server\.start|models\.compiled|runtime\.device)\] "
+    r"[IW]\d{4} [^\]]*\binflight\.(?:server\.start|openai\.serve|models\.compiled|runtime\.device)\] "
     r"(engine .+|the layers run in torch, .+|the checkpoint is in .+)"
 )
 """What an engine is, why it is slower than it could be, and that its type is not the checkpoint's, in the log of its
 stub and its ranks."""
+TO_USER = "inflight: "
+"""The start of a line that a program of ours prints for its user."""
 FAILED_LOAD = re.compile(r"failed to load '([^']+)' version \d+: (?:[A-Z][A-Za-z ]+: )?(.*)")
 BAD_OPTION = re.compile(r"tritonserver: (.*\boption\b.*)|Bad option: \"(.*)\"\.")
 """What tritonserver says of an option on its command line; after the second form the reason is the next line."""
@@ -33,8 +39,16 @@ BAD_OPTION = re.compile(r"tritonserver: (.*\boption\b.*)|Bad option: \"(.*)\"\."
 class ServerLog:
     """Reads the output of one run of a server after the other, in a thread each."""
 
-    def __init__(self, tell: Callable[[str], None], *, verbose: bool = False, file: Path | None = None) -> None:
-        self._tell, self._verbose = tell, verbose
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        losses: Losses | None = None,
+        *,
+        verbose: bool = False,
+        file: Path | None = None,
+    ) -> None:
+        """`losses`: gets the lines about lost ranks, unless errors are hushed."""
+        self._tell, self._losses, self._verbose = tell, losses, verbose
         self._file = LogFile(file, tell) if file is not None else None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._bad_option: list[str] = []
@@ -103,8 +117,12 @@ class ServerLog:
                     self._bad_option = [found[2]] if found[2] else ["tritonserver", found[1]]
                 if self._file:
                     self._file.write(line)
+                if self._losses is not None and not self._hushed:
+                    self._losses.note(line)
                 if self._verbose or (self._is_loud(line) and not self._hushed):
                     self._tell(line)
+                elif line.startswith(TO_USER):
+                    self._tell(line.removeprefix(TO_USER))
                 elif (found := ABOUT_ENGINE.match(line)) and found[1] not in self._about_engine:
                     self._about_engine.add(found[1])
                     self._tell(found[1])

@@ -1,6 +1,7 @@
-"""The process of the OpenAI server beside tritonserver: started with it, started again whenever it ends or hangs.
+"""The process of the OpenAI server: started with tritonserver or alone, started again whenever it ends or hangs.
 
-It attaches to the ranks by itself, also after they or tritonserver were started again. Knows nothing of requests.
+It attaches to the ranks by itself, also after they or tritonserver were started again; without tritonserver it launches
+them, and they end with it. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from inflight.errors import ConfigurationError
 from inflight.supervisor import output_pipe
 from inflight.supervisor.adopted_process import AdoptedProcess
 from inflight.supervisor.health import PERIOD, STRIKES, TIMEOUT
+from inflight.supervisor.log import ServerLog
+from inflight.supervisor.losses import Losses
 from inflight.supervisor.output_pipe import OutputPipe
 from inflight.supervisor.own_program import command_of, environment_of
 from inflight.supervisor.process_id import ProcessId
@@ -37,14 +40,22 @@ class OpenAIProcess:
     """Owned by the supervisor's thread."""
 
     def __init__(
-        self, run_directory: Path, address: str, environment: Mapping[str, str], tell: Callable[[str], None]
+        self,
+        run_directory: Path,
+        address: str,
+        environment: Mapping[str, str],
+        tell: Callable[[str], None],
+        losses: Losses,
+        log: ServerLog | None = None,
     ) -> None:
-        """`address`: host:port at which it will listen. Not started yet."""
+        """`address`: host:port at which it will listen. `log`: reads what it prints; None = all of that is shown, but
+        for what `losses` tells. Not started yet."""
         self._command = command_of(MODULE, str(run_directory / OPTIONS_FILE))
         self._file = run_directory / PROCESS_FILE
         self._pipe = OutputPipe(run_directory, output_pipe.OPENAI)
         self._copying: threading.Thread | None = None
         self._address, self._environment, self._tell = address, environment_of(environment), tell
+        self._losses, self._log = losses, log
         self._backoff = Backoff()
         self._process: subprocess.Popen[bytes] | AdoptedProcess | None = None
         self._starts_at = 0.0
@@ -123,13 +134,26 @@ class OpenAIProcess:
             self._join()
 
     def _copy_output(self, reader: int) -> None:
-        self._copying = threading.Thread(target=_copy, args=(reader,), name="openai-output", daemon=True)
+        if self._log is not None:
+            self._log.follow(os.fdopen(reader, errors="replace"))
+            return
+        self._copying = threading.Thread(target=self._copy, args=(reader,), name="openai-output", daemon=True)
         self._copying.start()
 
     def _join(self) -> None:
         """Wait until the last that it has printed is shown."""
+        if self._log is not None:
+            self._log.join(1.0)
         if self._copying is not None:
             self._copying.join(1.0)
+
+    def _copy(self, reader: int) -> None:
+        """To standard error, until the process has ended. If that is closed, read on: a full pipe blocks a process."""
+        with open(reader, errors="replace") as output:
+            for line in output:
+                if not self._losses.note(line.rstrip("\n")):
+                    with contextlib.suppress(OSError):
+                        os.write(2, line.encode())
 
     def _failure(self, now: float) -> str:
         """What is wrong with it; "" if nothing."""
@@ -146,16 +170,10 @@ class OpenAIProcess:
             return "the OpenAI server does not answer" if self._strikes >= STRIKES else ""
         if not self._has_answered:
             self._backoff.succeeded()
+            if self._log is not None:
+                self._log.tell_errors()
         self._strikes, self._has_answered = 0, True
         return ""
-
-
-def _copy(reader: int) -> None:
-    """To standard error, until the process has ended. If that is closed, read on: a full pipe blocks the process."""
-    with open(reader, "rb", buffering=0) as output:
-        while printed := output.read(65536):
-            with contextlib.suppress(OSError):
-                os.write(2, printed)
 
 
 def _health(address: str) -> int:

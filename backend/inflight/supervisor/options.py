@@ -14,17 +14,16 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoints:
-    """The addresses of a running server, "host:port" each, and the name of its model."""
+    """The addresses of a running server, "host:port" each, "" for what it does not serve, and the name of its model."""
 
     grpc: str
     http: str
-    """"" if HTTP is off."""
     metrics: str
     model: str
     run_directory: Path
     """The server's private directory; every process of the server carries it as INFLIGHT_RUN_DIR."""
     openai: str = ""
-    """Of the OpenAI server; "" if there is none."""
+    """Of the OpenAI server."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +41,9 @@ class ServeOptions:
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Engine parameters of the model `llm` that replace those in config.pbtxt, e.g. tensor_parallel_size -> "2"."""
 
+    allow_tritonserver: bool = True
+    """False: serve OpenAI's API alone, as `openai` says; its server then launches the ranks. No tritonserver is needed,
+    and what these options say of one has no effect."""
     allow_http: bool = True
     """Serve HTTP in addition to gRPC."""
     grpc_address: str = LOOPBACK

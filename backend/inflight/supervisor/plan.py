@@ -69,6 +69,11 @@ class Plan:
     is_adopted: bool
     """Whether the server runs already: an earlier supervisor had started it and was killed."""
 
+    @property
+    def name(self) -> str:
+        """What is started, in messages."""
+        return "tritonserver" if self.options.allow_tritonserver else "the OpenAI server"
+
 
 @contextlib.contextmanager
 def make_plan(options: ServeOptions, tell: Callable[[str], None]) -> Iterator[Plan]:
@@ -85,8 +90,9 @@ def make_plan(options: ServeOptions, tell: Callable[[str], None]) -> Iterator[Pl
 
 def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -> Plan:
     server_arguments.check(options.server_arguments)
-    pieces = installation.find(options.tritonserver)
-    api_key = ApiKey.choose(open_apis=options.open_apis, file=options.api_key_file)
+    pieces = installation.find(options.tritonserver) if options.allow_tritonserver else None
+    has_open_apis = options.open_apis or pieces is None
+    api_key = ApiKey.choose(open_apis=has_open_apis, file=options.api_key_file)
     _check_log_file(options.log_file)
     others = adoption.find()
     served = write_repository(options, directory / MODELS, tell, _pinned(others))
@@ -103,10 +109,21 @@ def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -
         chosen = ports.claim(listeners)
     except ports.PortTaken as taken:
         raise ConfigurationError(adoption.who_holds(taken, configuration, others) or str(taken)) from None
-    backends, variables = pieces.lay_out(directory)
     prefix = f"inflight_{directory.name.removeprefix(PREFIX)}_"
-    (directory / UNLOADED).mkdir()
-    OutputPipe(directory, output_pipe.TRITONSERVER).make()
+    command: list[str] = []
+    variables: dict[str, str] = {}
+    if pieces is not None:
+        backends, variables = pieces.lay_out(directory)
+        (directory / UNLOADED).mkdir()
+        OutputPipe(directory, output_pipe.TRITONSERVER).make()
+        command = [
+            str(pieces.tritonserver),
+            *api_key.arguments,  # first, so that they have been read before the first line of the log
+            *_arguments(backends, served, prefix),
+            *_listening(options, chosen),
+            *_tracing(options, served),
+            *options.server_arguments,
+        ]
     if options.openai is not None:
         OutputPipe(directory, output_pipe.OPENAI).make()
         _write_openai_options(options, options.openai, served, chosen["OpenAI"], directory / OPTIONS_FILE)
@@ -114,14 +131,7 @@ def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -
         configuration=configuration,
         namespace=server_record.pid_namespace(),
         prefix=prefix,
-        command=[
-            str(pieces.tritonserver),
-            *api_key.arguments,  # first, so that they have been read before the first line of the log
-            *_arguments(backends, served, prefix),
-            *_listening(options, chosen),
-            *_tracing(options, served),
-            *options.server_arguments,
-        ],
+        command=command,
         variables=variables,
         endpoints={purpose: _reached_at(address, chosen[purpose]) for purpose, (address, _) in listeners.items()},
         api_key=api_key.value,
@@ -149,9 +159,9 @@ def _plan_for(
         environment={**os.environ, **record.variables, **options.environment, **mark},
         own_environment={**os.environ, **options.environment, **mark},
         endpoints=Endpoints(
-            grpc=record.endpoints["gRPC"],
+            grpc=record.endpoints.get("gRPC", ""),
             http=record.endpoints.get("HTTP", ""),
-            metrics=record.endpoints["metrics"],
+            metrics=record.endpoints.get("metrics", record.endpoints.get("OpenAI", "")),
             model=served.engine,
             run_directory=directory,
             openai=record.endpoints.get("OpenAI", ""),
@@ -170,13 +180,12 @@ def _plan_for(
 
 def _listeners(options: ServeOptions) -> dict[str, tuple[str, int]]:
     """Purpose -> the interface and port that are wanted."""
-    listeners = {
-        "HTTP": (options.http_address, options.http_port),
-        "gRPC": (options.grpc_address, options.grpc_port),
-        "metrics": (options.metrics_address, options.metrics_port),
-    }
-    if not options.allow_http:
-        del listeners["HTTP"]
+    listeners = {}
+    if options.allow_tritonserver:
+        listeners["gRPC"] = (options.grpc_address, options.grpc_port)
+        listeners["metrics"] = (options.metrics_address, options.metrics_port)
+        if options.allow_http:
+            listeners["HTTP"] = (options.http_address, options.http_port)
     if options.openai is not None:
         listeners["OpenAI"] = (options.openai.host, options.openai.port)
     return listeners
@@ -225,6 +234,7 @@ def _write_openai_options(
     structs.replace(
         openai,
         engine=served.engine,
+        launches_ranks=not options.allow_tritonserver,
         parameters=repository.anywhere(served.config),  # that process does not start where this one does
         port=port,
         api_key_file=openai.api_key_file and str(Path(openai.api_key_file).resolve()),

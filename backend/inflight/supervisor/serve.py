@@ -1,4 +1,5 @@
-"""The function behind `inflight serve`: supervises a tritonserver until a signal, and leaves nothing behind.
+"""The function behind `inflight serve` and `inflight openai`: supervises a server until a signal, and leaves nothing
+behind.
 
 The command line calls nothing else of the supervisor. Every expected failure becomes one sentence and an exit code.
 """
@@ -24,7 +25,7 @@ def serve(options: ServeOptions) -> int:
         signal.signal(number, signal.default_int_handler)  # until the supervisor has its own; SIGINT has it already
     try:
         with make_plan(options, tell) as plan:
-            tell("adopting the server that runs" if plan.is_adopted else "starting tritonserver")
+            tell("adopting the server that runs" if plan.is_adopted else f"starting {plan.name}")
             Supervisor(plan, tell).run()
     except ConfigurationError as error:
         tell(str(error))

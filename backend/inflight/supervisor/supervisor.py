@@ -8,8 +8,8 @@
 
 tritonserver itself stays "ready" when a stub dies and never restarts one; at its end it waits for ever for a client
 that keeps an idle stream open; and it leaves shared memory behind when it is killed. The supervisor handles all of
-that. A server that was ready once is restarted until it is ready again, with backoff. Knows nothing of requests, tokens
-or ranks.
+that. A server that was ready once is restarted until it is ready again, with backoff. Without tritonserver there is the
+OpenAI server alone, of which `OpenAIProcess` takes care. Knows nothing of requests, tokens or ranks.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from inflight.errors import ConfigurationError
 from inflight.supervisor import janitor
 from inflight.supervisor.janitor import SERVING
 from inflight.supervisor.log import ServerLog
+from inflight.supervisor.losses import Losses
 from inflight.supervisor.metrics import requests_in_flight
 from inflight.supervisor.openai_process import OpenAIProcess
 from inflight.supervisor.plan import Plan
@@ -48,13 +49,17 @@ class Supervisor:
 
     def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
         self._plan, self._tell = plan, tell
-        self._log = ServerLog(tell, verbose=plan.options.verbose, file=plan.options.log_file)
+        self._losses = Losses(tell)
+        self._log = ServerLog(tell, self._losses, verbose=plan.options.verbose, file=plan.options.log_file)
         self._signals = Signals()
         self._backoff = Backoff()
         self._running: RunningServer | None = None
         self._openai: OpenAIProcess | None = None
         if plan.options.openai is not None:
-            self._openai = OpenAIProcess(plan.run_directory, plan.endpoints.openai, plan.own_environment, tell)
+            log = None if plan.options.allow_tritonserver else self._log
+            self._openai = OpenAIProcess(
+                plan.run_directory, plan.endpoints.openai, plan.own_environment, tell, self._losses, log
+            )
         self._serving = plan.run_directory / SERVING
 
     def run(self) -> None:
@@ -81,7 +86,8 @@ class Supervisor:
 
     def _adopt(self) -> None:
         """Take the place of the supervisor that was killed. What has ended since is found by the next looks."""
-        self._running = RunningServer(self._plan, self._log, self._tell, is_adopted=True)
+        if self._plan.options.allow_tritonserver:
+            self._running = RunningServer(self._plan, self._log, self._tell, is_adopted=True)
         if self._openai is not None:
             self._openai.adopt()
         self._backoff.succeeded()
@@ -89,16 +95,17 @@ class Supervisor:
 
     def _start(self) -> bool:
         """Start and wait until ready; False if a signal came first."""
-        self._running = RunningServer(self._plan, self._log, self._tell)
+        if self._plan.options.allow_tritonserver:
+            self._running = RunningServer(self._plan, self._log, self._tell)
         if self._openai is not None:
             self._openai.start()
         timeout = self._plan.options.ready_timeout
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            if self._running.process.returncode is not None:
+            if self._running is not None and self._running.process.returncode is not None:
                 raise ConfigurationError(self._start_failure())
             openai_is_ready = self._openai is None or self._openai.is_ready()
-            if openai_is_ready and self._running.is_ready():
+            if openai_is_ready and (self._running is None or self._running.is_ready()):
                 if not self._load_attached(tuple(self._plan.repository.attached)):
                     return False
                 self._backoff.succeeded()
@@ -108,7 +115,7 @@ class Supervisor:
                 return True
             if self._signals.wait(0.1):
                 return False
-        waited = f"tritonserver was not ready within {timeout:.0f} s"
+        waited = f"{self._plan.name} was not ready within {timeout:.0f} s"
         raise ConfigurationError(f"{waited}: raise --ready-timeout, or see its log with --verbose")
 
     def _load_attached(self, models: tuple[str, ...]) -> bool:
@@ -141,8 +148,11 @@ class Supervisor:
         """Watch the server, and restart it or load its models again as needed. Returns at a signal."""
         while not self._signals.wait(TICK):
             self._plan.janitor.keep_up()
+            self._losses.tell_settled()
             if self._openai is not None:
                 self._openai.keep_up()
+            if self._running is None:
+                continue
             if (failure := self._server.failure()) and not self._restart(failure):
                 return
             for model, reason in self._server.models_down():
@@ -216,6 +226,8 @@ class Supervisor:
         if self._openai is not None:
             # Before the engine is unloaded: tritonserver does not know of these requests.
             self._openai.drain(deadline, self._signals.wait)
+        if self._running is None:
+            return
         # Dialect models first: with its model an engine ends, whoever still waits for it.
         waves = [tuple(self._plan.repository.attached), tuple(reversed(self._plan.repository.models))]
         with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from inflight_client import Call, Client, MockTransport, Reply, RequestRefused, text_reply
 from inflight_client.chat import ChatError, ChatSession, Message, load_chat_template, tokenizer_folder
 from inflight_client.cli import app
-from inflight_client.terminal import command, converse, greet, how_to_talk
+from inflight_client.terminal import command, converse, greet, how_to_ask, how_to_talk
 
 Connect = Callable[[MockTransport], None]
 
@@ -302,6 +302,38 @@ def test_wrong_options_of_an_openai_server_are_explained(arguments: tuple[str, .
     result = run("serve", *arguments)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+def test_openai_serves_without_tritonserver(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("inflight.supervisor.serve.serve", lambda options: given.append(options) or 3)
+    keys, times = ("--api-key-file", "/a/key"), ("--drain-timeout", "7", "--adopt-timeout", "8", "--ready-timeout", "9")
+    result = run("openai", "/models/m", "-tp", "2", "--set", "device=cpu", "--port", "0", *keys, *times)
+    assert result.exit_code == 3
+    (options,) = given
+    assert not options.allow_tritonserver and options.checkpoint == Path("/models/m")
+    assert options.parameters == {"tensor_parallel_size": "2", "device": "cpu"}
+    assert (options.openai.port, options.openai.host, options.openai.api_key_file) == (0, "127.0.0.1", "/a/key")
+    assert (options.drain_timeout, options.adopt_timeout, options.ready_timeout) == (7, 8, 9)
+    asked = how_to_ask(openai="localhost:9000", model="llm", prompt="Once", has_keys=True)
+    assert "http://localhost:9000/v1/completions" in asked and "Bearer KEY" in asked
+    assert "Bearer" not in how_to_ask(openai="localhost:9000", model="llm", prompt="Once", has_keys=False)
+
+
+def test_openai_attaches_to_an_engine_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr("inflight.openai.serve.serve", lambda options, tells_absence: given.append(options))
+    assert run("openai", "/models/m", "--engine", "mine", "--set", "max_seq_len=99").exit_code == 0
+    (options,) = given
+    assert (options.engine, options.launches_ranks) == ("mine", False)
+    assert options.parameters == {"gpt_model_path": "/models/m", "max_seq_len": "99"}
+
+
+@pytest.mark.parametrize("option", ["--tensor-parallel-size", "--drain-timeout", "--log-file"])
+def test_what_only_ranks_have_that_are_started_is_refused_beside_an_engine(option: str) -> None:
+    result = run("openai", "--engine", "mine", option, "2")
+    assert result.exit_code == 2
+    assert f"{option} is not for an engine that runs" in result.stderr
 
 
 def test_help_does_not_load_what_only_some_commands_need() -> None:

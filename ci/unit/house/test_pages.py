@@ -31,6 +31,7 @@ from inflight.config import EngineConfig
 from inflight.executor.front import prompt_adapters
 from inflight.executor.postprocess import workers
 from inflight.executor.wire import messages
+from inflight.metric_families import FAMILIES
 from inflight.openai_options import SETTABLE
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters import adapter_library, peft_folder
@@ -38,7 +39,6 @@ from inflight.runtime.guided import grammars
 from inflight.server.tensors import processing, request_parameters, tensor_values
 from inflight.server.tensors.dialect import InputTensor, OutputTensor
 from inflight.server.tensors.dialects import LLM
-from inflight.server.threads.metric_families import FAMILIES
 from inflight.server.threads.vllm_metrics import vllm_families
 from inflight_client import cli
 

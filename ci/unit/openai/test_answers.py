@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_executor import STATS
 from fake_tokenizer import byte_tokenizer
-from openai_server import CLIENT, END_ID, TEXT, Running, log_probs, say, wait_until
+from openai_server import (
+    CLIENT,
+    END_ID,
+    TEXT,
+    PlayedEngine,
+    Running,
+    checkpoint_folder,
+    log_probs,
+    openai_server,
+    say,
+    wait_until,
+)
 
 from inflight.guided_decoding import GuideType
 from inflight.output_config import MAX_LOG_PROBS
@@ -382,3 +395,23 @@ def test_metrics_count_requests_and_tokens(running: Running) -> None:
     assert (value(counted), value("inflight_openai_generated_tokens_total")) == (before[0] + 1, before[1] + 5)
     assert "inflight_engine_info{" in running.get("/metrics").text
     assert value("inflight_openai_requests_in_progress") == 1  # that of /metrics itself
+    assert "inflight_engine_ready" not in running.get("/metrics").text  # tritonserver shows it
+
+
+def test_metrics_of_an_engine_of_its_own_are_tritonservers(tmp_path: Path) -> None:
+    engine = PlayedEngine()
+    engine.stats = STATS.to_json()
+    with openai_server(engine, checkpoint_folder(tmp_path), launches_ranks=True) as url:
+        text = Running(url, engine).get("/metrics").text
+        engine.ready = False
+        later = Running(url, engine).get("/metrics").text
+    for line in (
+        'inflight_engine_ready{model="llm"} 1.0',
+        'inflight_engine_relaunches_total{model="llm"} 0.0',
+        'inflight_kv_blocks_free{model="llm"} 90.0',
+        'nv_trt_llm_request_metrics{model="llm",request_type="scheduled"} 2.0',
+    ):
+        assert line in text
+    # What is not told again is what it was, but that nothing is in flight.
+    assert 'inflight_engine_ready{model="llm"} 0.0' in later
+    assert 'inflight_kv_blocks_free{model="llm"} 100.0' in later

@@ -22,10 +22,10 @@ from inflight.errors import (
     RequestCancelled,
     StepFailed,
 )
+from inflight.metric_families import OUTCOMES
 from inflight.result import FinishReason, Response, Result
 from inflight.server.backend_server import BackendServer
 from inflight.server.tensors.dialects import LLM
-from inflight.server.threads.metric_families import OUTCOMES
 
 
 def test_a_request_comes_and_goes(ask, executor: FakeExecutor) -> None:

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from fake_executor import STATS
 
+from inflight import metric_families as mf
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.engine_description import EngineDescription
 from inflight.errors import InflightError
 from inflight.result import PerfMetrics
 from inflight.server.outcome import _counts, _of_perf_metrics
-from inflight.server.threads import metric_families as mf
 from inflight.server.threads.metrics_thread import MetricsThread, Outcome
 from inflight.server.threads.vllm_metrics import vllm_families
 

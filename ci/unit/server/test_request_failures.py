@@ -17,9 +17,9 @@ from inflight.errors import (
     RequestTimedOut,
     StepFailed,
 )
+from inflight.metric_families import OUTCOMES
 from inflight.result import FinishReason, Response
 from inflight.server.backend_server import BackendServer
-from inflight.server.threads.metric_families import OUTCOMES
 
 
 @pytest.mark.parametrize("finish", [FinishReason.NOT_FINISHED, FinishReason.LENGTH], ids=["midway", "at the end"])

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from free_ports import free_port
 from waiting import until
 
+from inflight import log_output
 from inflight.errors import ConfigurationError
-from inflight.supervisor import openai_process, output_pipe
+from inflight.executor.front.connection import Connection
+from inflight.executor.front.engine_state import EngineState
+from inflight.executor.launchers.attached import AttachedLaunch
+from inflight.openai_options import OpenAIOptions
+from inflight.supervisor import openai_process, output_pipe, processes
+from inflight.supervisor.log import ServerLog
+from inflight.supervisor.losses import SETTLED, Losses
 from inflight.supervisor.openai_process import OpenAIProcess
+from inflight.supervisor.options import Endpoints, ServeOptions
 from inflight.supervisor.output_pipe import OutputPipe
+from inflight.supervisor.serve import serve
 
 PROGRAM = """
 import http.server, pathlib, sys, time
@@ -33,6 +47,22 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
 """
 """Its only argument is a file that says what to do."""
+ALONE = """
+import http.server, json, pathlib, sys
+options = json.loads(pathlib.Path(sys.argv[1]).read_text())
+print("I1124 00:00:00.000 rank 0 inflight.worker] ready")
+if options["served_model_names"] == ["fails"]:
+    sys.exit("inflight: there is no such model")
+print("I1124 00:00:00.000 inflight.openai.serve] engine llm: what it is", flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if options["launches_ranks"] else 503)
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+http.server.ThreadingHTTPServer(("127.0.0.1", options["port"]), Handler).serve_forever()
+"""
+"""As the OpenAI server, its only argument is a file of its options."""
 PATIENCE = 150
 
 Play = Callable[[str], OpenAIProcess]
@@ -58,7 +88,7 @@ def play(tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch) -> It
     def make(how: str) -> OpenAIProcess:
         (tmp_path / openai_process.OPTIONS_FILE).write_text(f"{how} {port}")
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        process = OpenAIProcess(tmp_path, f"127.0.0.1:{port}", environment, told.append)
+        process = OpenAIProcess(tmp_path, f"127.0.0.1:{port}", environment, told.append, Losses(told.append))
         processes.append(process)
         process.start()
         return process
@@ -119,7 +149,7 @@ def test_one_that_an_earlier_supervisor_has_started_is_watched_as_well(
 ) -> None:
     first = play("serves")
     until(first.is_ready)
-    adopted = OpenAIProcess(tmp_path, first._address, first._environment, told.append)
+    adopted = OpenAIProcess(tmp_path, first._address, first._environment, told.append, first._losses)
     adopted.adopt()
     try:
         assert adopted.is_ready() and adopted.pid == first.pid
@@ -152,3 +182,111 @@ def test_it_may_finish_until_the_deadline(play: Play) -> None:
     until(process.is_ready)
     process.drain(time.monotonic() + PATIENCE, time.sleep)
     assert process.pid is None
+
+
+KNOWN = "rank process 7 has died"
+
+
+def loss(reason: str, num_left: int, num_ended: int, *, num_replicas: int = 1) -> str:
+    """The line that a front logs about its requests, of replica 1 if there are several."""
+    told: list[logging.LogRecord] = []
+    front = SimpleNamespace(
+        _replica_lost=lambda *args: num_ended, num_requests_in_flight=lambda: num_left, num_replicas=num_replicas
+    )
+    connection: Any = SimpleNamespace(_front=front, _replica=1, _on_death=None)
+    logger = logging.getLogger("inflight.executor.front.connection")
+    logger.addFilter(told.append)
+    Connection._lose(connection, EngineState.RELAUNCHING, "", reason)
+    logger.removeFilter(told.append)
+    return f"{log_output._Formatter().format(told[0])}\n"
+
+
+def test_lost_ranks_are_one_line_for_all_fronts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The OpenAI server, whose requests are few, and two stubs, of which one has launched the ranks."""
+    told: list[str] = []
+    now = [0.0]
+    losses = Losses(told.append, lambda: now[0])
+    process = OpenAIProcess(tmp_path, "", {}, told.append, losses)
+    log = ServerLog(told.append, losses)
+    attached: Any = SimpleNamespace(_ranks=SimpleNamespace(has_ended=lambda ready: True))
+    found = AttachedLaunch.end_reason(attached, ())
+    pipes = [os.pipe() for _ in range(2)]
+    log.follow(os.fdopen(pipes[0][0]))
+    log.tell_errors()
+    os.write(pipes[1][1], f"{loss(found, 0, 0)}another line\n".encode())
+    os.write(pipes[0][1], f"{loss(KNOWN, 40, 1)}{loss(found, 2, 0)}{loss(KNOWN, 3, 0, num_replicas=2)}".encode())
+    for _, writing in pipes:
+        os.close(writing)
+    process._copy(pipes[1][0])
+    log.join(60)
+    losses.tell_settled()
+    assert told == []
+    now[0] = SETTLED
+    losses.tell_settled()
+    losses.tell_settled()
+    assert told == [
+        f"the engine is lost: {KNOWN}; 42 requests go on, 1 were ended",
+        f"replica 1 of the engine is lost: {KNOWN}; 3 requests go on, 0 were ended",
+    ]
+    assert capfd.readouterr().err == "another line\n"
+
+
+@pytest.mark.slow
+class TestAlone:
+    """Without tritonserver, of which there is none."""
+
+    @pytest.fixture
+    def options(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServeOptions:
+        (tmp_path / "played.py").write_text(ALONE)
+        monkeypatch.setattr(openai_process, "MODULE", "played")
+        monkeypatch.setattr(openai_process, "PERIOD", 0.0)
+        (tmp_path / "tmp").mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+        return ServeOptions(
+            allow_tritonserver=False,
+            tritonserver=tmp_path / "nowhere",
+            environment={"PYTHONPATH": str(tmp_path)},
+            openai=OpenAIOptions(port=0),
+            log_file=tmp_path / "log",
+        )
+
+    def test_it_is_started_watched_and_drained(
+        self, options: ServeOptions, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        seen: list[Endpoints] = []
+
+        def disturb(endpoints: Endpoints) -> None:
+            try:
+                (pid,) = processes.marked(endpoints.run_directory)
+                os.kill(pid, signal.SIGKILL)
+                until(lambda: pid not in (now := processes.marked(endpoints.run_directory)) and now)
+                until(lambda: answers(endpoints.openai))
+                seen.append(endpoints)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        assert serve(replace(options, on_ready=disturb)) == 0
+        (endpoints,) = seen
+        assert (endpoints.grpc, endpoints.http, endpoints.metrics) == ("", "", endpoints.openai)
+        assert list((tmp_path / "tmp").iterdir()) == [] and not processes.marked(endpoints.run_directory)
+        told = capfd.readouterr().err.splitlines()
+        assert told[:2] == ["inflight: starting the OpenAI server", "inflight: engine llm: what it is"]
+        assert "inflight: the OpenAI server ended (killed by SIGKILL); starting it again" in told
+        assert "rank 0" in (tmp_path / "log").read_text() and not any("rank 0" in line for line in told)
+
+    def test_one_that_does_not_start_ends_with_its_reason(
+        self, options: ServeOptions, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        assert serve(replace(options, openai=OpenAIOptions(port=0, served_model_names=["fails"]))) == 2
+        assert capfd.readouterr().err.splitlines()[-2:] == [
+            "inflight: there is no such model",
+            "inflight: the OpenAI server did not start (exit code 1): the line above says why",
+        ]
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def answers(address: str) -> bool:
+    try:
+        return openai_process._health(address) == 200
+    except OSError:
+        return False

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from inflight import metric_families as mf
 from inflight.batch_manager_stats import BatchManagerStats
 from inflight.engine_description import EngineDescription
-from inflight.server.threads import metric_families as mf
-from inflight.server.threads.metric_families import Family
+from inflight.metric_families import Family
 from inflight.server.threads.sending_thread import log_failure
 
 logger = logging.getLogger(__name__)

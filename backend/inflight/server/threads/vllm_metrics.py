@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from inflight.server.threads import metric_families as mf
-from inflight.server.threads.metric_families import Family
+from inflight import metric_families as mf
+from inflight.metric_families import Family
 
 # fmt: off
 FIRST_TOKEN_BUCKETS = (
