@@ -116,9 +116,12 @@ class TestAlone:
         options = ("--port", "0", "--dtype", "float32", "--set", "num_threads=1", "--drain-timeout", "120")
         process = start(str(CHECKPOINT), *options, TMPDIR=str(tmp_path), **{RUN_DIRECTORY: ""})
         assert process.stderr is not None and process.stdout is not None
-        told = next(line for line in process.stderr if "; run directory " in line)
+        told = [process.stderr.readline()]
+        while "; run directory " not in told[-1]:
+            assert told[-1], f"it has ended: {told}"
+            told.append(process.stderr.readline())
         shown = next(line for line in process.stdout if "OpenAI's API: " in line)
-        return process, shown.split()[2], Path(told.split()[-1])
+        return process, shown.split()[2], Path(told[-1].split()[-1])
 
     def test_ranks_server_and_supervisor_die_and_it_serves_on(self, tmp_path: Path) -> None:
         first, url, run_directory = self.start(tmp_path)
