@@ -23,8 +23,8 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from inflight.checkpoint_digest import system_fingerprint
 from inflight.abandonment import end_when_abandoned
+from inflight.checkpoint_digest import system_fingerprint
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.executor import Executor, attach_executor, find_engine_config
