@@ -9,9 +9,9 @@ from fake_executor import FakeExecutor
 from played_backend import counted, counted_accepted
 
 from inflight.config import EngineConfig
+from inflight.metric_families import OUTCOMES
 from inflight.server.backend_server import BackendServer
 from inflight.server.tensors.dialects import LLM
-from inflight.server.threads.metric_families import OUTCOMES
 
 
 @pytest.fixture
