@@ -21,7 +21,7 @@ from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.wire.launch import Launch
-from inflight.mpi_launcher import find_launcher, launcher_environment
+from inflight.mpi_launcher import INTERFACE_VARIABLES, find_launcher, launcher_environment
 from inflight.supervisor import installation, mpi, ports
 from inflight.supervisor.log import ServerLog
 from inflight.supervisor.log_file import LogFile
@@ -178,6 +178,11 @@ class TestMpi:
         inherited = {"PMI_RANK": "5", "OMPI_COMM_WORLD_SIZE": "9", "HOME": "/home"}
         assert launcher_environment(inherited, one_host=False) == {"HOME": "/home"}
         assert launcher_environment(inherited, one_host=True)["UCX_TLS"] == "self,posix"
+
+    @pytest.mark.parametrize(("one_host", "interface", "named"), [(True, "", "lo"), (False, "eth1", "eth1")])
+    def test_ranks_talk_through_the_named_interface_alone(self, one_host: bool, interface: str, named: str) -> None:
+        environment = launcher_environment({}, one_host=one_host, interface=interface)
+        assert {environment[variable] for variable in INTERFACE_VARIABLES} == {named}
 
 
 class TestPorts:

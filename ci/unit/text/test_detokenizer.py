@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
+from inflight.text.byte_tokens import alphabet
 from inflight.text.detokenizer import Detokenizer
 from inflight.text.stop_strings import StopStrings, StopStringSearch
 from inflight.text.text_decoder import ByteLevelDecoder, NeighbourDecoder, make_text_decoder, prompt_text
@@ -204,3 +205,11 @@ def test_stop_strings_wait_for_min_tokens() -> None:
     detokenizer = Detokenizer(make_text_decoder(tokenizer, []), StopStrings(["."]), min_tokens=3)
     assert detokenizer.push(list(b"a..b.c")) == "a..b"
     assert detokenizer.is_stopped and detokenizer.num_tokens == 5
+
+
+def test_each_byte_has_the_character_that_tokenizers_gives_it() -> None:
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    assert sorted(alphabet()) == sorted(level.alphabet())
+    for code in (*range(0x800), 0x10000, 0x40000, 0x80000, 0xC0000, 0x10FFFF):  # whose bytes are all that UTF-8 has
+        ((written, _),) = level.pre_tokenize_str(chr(code))
+        assert written == "".join(alphabet()[byte] for byte in chr(code).encode())
