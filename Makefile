@@ -122,9 +122,10 @@ lint: $(READY) ## check style, types, the C++ and the Dockerfile
 docs: $(READY) ## build the site of all pages into build/site; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet --config-file ci/site/mkdocs.yml
 
-pictures: $(READY) ## record a run of the survival demo, and draw the pages' pictures again
+pictures: $(READY) prometheus ## take and draw the pages' pictures again, from real runs
 	$(BIN)/python -m ci.pictures.survival --record
 	$(BIN)/python -m ci.pictures.diagrams
+	@$(BIN)/python -m ci.pictures.at_work
 
 bench: $(READY) ## measure the engine against transformers: a table and one JSON line
 	$(BIN)/python -m ci.bench $(ARGS)

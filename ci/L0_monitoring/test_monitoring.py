@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import openai
 import pytest
-from prometheus import CLIENT, Prometheus, promtool
+from prometheus import CLIENT, MONITORING, Prometheus, promtool, scraping
 from raw_stream import RawStream
 from server_metrics import read_metrics
-from server_process import ROOT, ServerProcess
+from server_process import ServerProcess
 from waiting import until
 
 from ci.dashboard import INTERVAL, expressions
 
-MONITORING = ROOT / "backend" / "monitoring"
 COLON = "metric names should not contain ':'"
 SUFFIX = 'counter metrics should have "_total" suffix'
 UNIT = "metric names should not contain abbreviated units"
@@ -88,18 +86,7 @@ def load(server: ServerProcess) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def prometheus(server: ServerProcess, load: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """With our own configuration, but for the addresses and the intervals."""
-    folder = tmp_path_factory.mktemp("prometheus")
-    config = (MONITORING / "prometheus.yml").read_text()
-    config, number = re.subn(r"(scrape|evaluation)_interval: 10s", r"\1_interval: 1s", config)
-    assert number == 2
-    ours = {"localhost:8002": server.ready_endpoints.metrics, "localhost:9000": server.ready_endpoints.openai}
-    for usual, address in {**ours, "alerts.yml": str(MONITORING / "alerts.yml")}.items():
-        assert config.count(usual) == 1
-        config = config.replace(usual, address)
-    path = folder / "prometheus.yml"
-    path.write_text(config)
-    with Prometheus(path, folder) as running:
+    with scraping(server, tmp_path_factory.mktemp("prometheus")) as running:
         yield running
 
 

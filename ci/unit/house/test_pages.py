@@ -21,7 +21,7 @@ from request_kinds import KINDS
 import inflight_kernels
 from ci.dialect_models import APIS, made_files
 from ci.feature_table import with_table
-from ci.pictures import diagrams, survival
+from ci.pictures import at_work, diagrams, survival
 from ci.site.anchors import anchor
 from ci.site.pages import LIST, all_pages
 from ci.tree import with_descriptions
@@ -357,3 +357,19 @@ def test_the_drawings_are_made_from_their_tables() -> None:
     code = "\n".join(text_of(file) for file in (ROOT / "backend" / "inflight").rglob("*.py"))
     names = {name for _, owned in diagrams.PROCESSES for _, name, _ in owned if name[0].isupper()}
     assert [name for name in sorted(names) if not re.search(rf"^class {name}\b", code, re.MULTILINE)] == []
+
+
+def test_every_picture_is_small_and_shown_with_words() -> None:
+    shown = {}
+    for page in PAGES:
+        for words, link in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", text_of(page)):
+            shown[(page.parent / link).resolve()] = words
+    pictures = [path for path in diagrams.FOLDER.iterdir() if path.suffix in {".png", ".svg"}]
+    assert [path.name for path in pictures if len(shown.get(path, "").split()) < 8] == []
+    assert [path.name for path in pictures if path.stat().st_size >= 200_000] == []
+
+
+def test_pictures_of_a_server_say_what_they_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at_work, "find_chromium", lambda: None)
+    with pytest.raises(SystemExit, match=r"there is no Chromium: .* INFLIGHT_CHROMIUM"):
+        at_work.main()

@@ -15,6 +15,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+QUIET = ("--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync")
+"""Options without which it asks hosts that no page names."""
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 START = """
 import fcntl, os, sys
@@ -40,7 +42,7 @@ class Browser:
         self._from, their_out = os.pipe()
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--remote-debugging-pipe"]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", START, str(their_in), str(their_out), program, *options]
+            [sys.executable, "-c", START, str(their_in), str(their_out), program, *options, *QUIET]
             + [f"--user-data-dir={self._folder.name}"],
             pass_fds=(their_in, their_out),
             stderr=subprocess.DEVNULL,
