@@ -8,6 +8,7 @@ as the hub's Retry-After says, forget the half of a file that came before an int
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from inflight.hub.model_name import COMMIT, ModelName
 
 if TYPE_CHECKING:
     import httpx
+    from huggingface_hub.hf_api import RepoSibling
 
 NUM_RETRIES = 5
 """In a row, without a byte."""
@@ -26,6 +28,8 @@ NUM_LOOKUPS = 2
 """Fewer: somebody waits at a terminal, and may have meant a folder."""
 LONGEST_WAIT = 60.0
 """Seconds that a hub may ask for between two requests. One that wants more is named instead."""
+MAX_FILE_BYTES = 2**63 - 1
+DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 
 _T = TypeVar("_T")
@@ -95,18 +99,22 @@ class Hub:
         def ask() -> Listing:
             with self._in_words(model):
                 info = api.model_info(model.name, revision=model.revision, timeout=self.timeout, files_metadata=True)
-            files = {}
-            for found in info.siblings or ():
-                digest = found.lfs.sha256 if found.lfs is not None else found.blob_id
-                size = found.lfs.size if found.lfs is not None else found.size
-                if size is None or not digest or not digest.isalnum():
-                    raise ConfigurationError(f"{self.endpoint} lists {found.rfilename} of {model} without a digest")
-                files[found.rfilename] = HubFile(found.rfilename, size, digest)
-            if not COMMIT.fullmatch(info.sha or ""):
-                raise ConfigurationError(f"{self.endpoint} names no commit of {model}")
-            return Listing(str(info.sha), files)
+                files = [self._file(model, found) for found in info.siblings or () if found.rfilename.isprintable()]
+                if not COMMIT.fullmatch(info.sha or "") or (model.is_pinned and info.sha != model.revision):
+                    raise ConfigurationError(f"{self.endpoint} names no commit of {model}, or another one")
+                return Listing(str(info.sha), {file.name: file for file in files})
 
         return self.patiently(ask, f"{model} could not be looked up", NUM_LOOKUPS if tries_again else 0)
+
+    def _file(self, model: ModelName, found: RepoSibling) -> HubFile:
+        """Raises ConfigurationError, and what `_in_words` knows."""
+        large = found.lfs
+        size, digest = (found.size, found.blob_id) if large is None else (large.size, large.sha256)
+        if type(size) is not int or not 0 <= size <= MAX_FILE_BYTES or not digest or not DIGEST.fullmatch(digest):
+            raise ConfigurationError(
+                f"{self.endpoint} lists {found.rfilename} of {model} without a size and a digest of a file"
+            )
+        return HubFile(found.rfilename, size, digest)
 
     @contextlib.contextmanager
     def read(self, model: ModelName, commit: str, file: HubFile, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
@@ -165,19 +173,20 @@ class Hub:
             ) from None
         except errors.OfflineModeIsEnabled as error:
             raise Interrupted(str(error)) from None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, httpx.InvalidURL) as error:
             reason = " ".join(str(error).split())[:200]
             raise ConfigurationError(
                 f"{self.endpoint} does not answer as a hub does ({type(error).__name__}: {reason}): check HF_ENDPOINT"
             ) from None
 
     def _check(self, response: httpx.Response) -> None:
-        """Raise what huggingface_hub raises for a status."""
+        """Raise what huggingface_hub raises for a status. It tells them apart by their headers: the body of an error,
+        which may have any length, is not read."""
+        import httpx
         from huggingface_hub.utils._http import hf_raise_for_status
 
-        if response.status_code >= 400:
-            response.read()
-        hf_raise_for_status(response)
+        told = {key: value for key, value in response.headers.items() if key.startswith("x-") or key == "retry-after"}
+        hf_raise_for_status(httpx.Response(response.status_code, headers=told, request=response.request))
 
     def _refusal(self, model: ModelName, error: Exception) -> Exception:
         from huggingface_hub import errors
@@ -212,7 +221,7 @@ class Hub:
     def _transience(self, status: int, response: httpx.Response) -> tuple[str, float | None]:
         """The reason in words, and for how many seconds the hub asks."""
         asked = response.headers.get("Retry-After", "")
-        seconds = float(asked) if asked.isdigit() else None
+        seconds = float(asked) if asked.isascii() and asked.isdigit() else None
         if status != 429:
             return f"{self.endpoint} fails with status {status}; try again later", seconds
         later = "later" if seconds is None else f"in {seconds:.0f} s"

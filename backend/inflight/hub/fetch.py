@@ -24,6 +24,8 @@ from inflight.hub.wanted_files import Unfit, decisive_files, small_files, weight
 
 SPARE_BYTES = 2**28
 """That stay free on the disk."""
+MAX_DECISIVE_BYTES = 2**27
+"""Of a file that comes before the disk is looked at. The index of a hundred thousand tensors has a tenth of it."""
 
 
 def fetch(model: ModelName, hub: Hub, check: Callable[[Path], None], tell: Callable[[str], None]) -> Path:
@@ -110,6 +112,9 @@ def _complete(fetching: _Fetching, check: Callable[[Path], None]) -> Path:
     files, folder = fetching.listing.files, fetching.folder
     try:
         decisive = decisive_files(files)
+        for name in decisive:
+            if files[name].size > MAX_DECISIVE_BYTES:
+                raise Unfit(f"its {name} has {files[name].size} bytes, more than {MAX_DECISIVE_BYTES}")
         fetching.get(decisive, lambda number: None)
         rest = [*small_files(files), *weight_files(folder, files)]
     except Unfit as reason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,8 @@ class ModelName:
 def find_name(text: str, folder: str | Path = ".") -> ModelName | None:
     """What `text` names on the hub; None if it is a path. Whatever lies at that path, from `folder` on, goes first."""
     name = ModelName.parse(text)
-    return None if name is None or Path(folder, text).exists() else name
+    # Unlike Path.exists, false for a path that is too long.
+    return None if name is None or os.path.exists(os.path.join(folder, text)) else name
 
 
 def shown_name(checkpoint: str | Path) -> str:

@@ -48,7 +48,8 @@ def weight_files(folder: Path, names: Collection[str]) -> list[str]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise Unfit(f"its {INDEX} is not a safetensors index") from None
     for shard in shards:
-        if not isinstance(shard, str) or "/" in shard or not shard.endswith(".safetensors"):
+        is_name = isinstance(shard, str) and "/" not in shard and shard.isprintable()
+        if not is_name or not shard.endswith(".safetensors"):
             raise Unfit(f"its {INDEX} names {shard!r}, which is no safetensors file of its folder")
         if shard not in names:
             raise Unfit(f"its {INDEX} names {shard}, which it does not have")

@@ -287,6 +287,60 @@ class TestLies:
         hub.faults["api"] = [Fault(body=b"<html>Log in</html>")]
         assert "HUB does not answer as a hub does" in fetcher.refusal()
 
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"rfilename": 5}, "does not answer as a hub does"),
+            ({"rfilename": {}}, "does not answer as a hub does"),
+            ({"blobId": 5}, "does not answer as a hub does"),
+            ({"blobId": "../../../../escaped"}, "lists config.json of org/model without a size and a digest"),
+            ({"blobId": "a" * 5000}, "lists config.json of org/model without a size and a digest"),
+            ({"blobId": "\u0664" * 40}, "lists config.json of org/model without a size and a digest"),
+            ({"size": "2"}, "lists config.json of org/model without a size and a digest"),
+            ({"size": -1}, "lists config.json of org/model without a size and a digest"),
+            ({"size": 2**80}, "lists config.json of org/model without a size and a digest"),
+            ({"size": 2**40}, "its config.json has 1099511627776 bytes, more than"),
+        ],
+    )
+    def test_a_listing_of_other_values(
+        self, fetcher: Fetcher, hub: LoopbackHub, changes: dict[str, Any], sentence: str
+    ) -> None:
+        info = json.loads(hub.info(NAME, hub.refs[NAME]["main"]))
+        info["siblings"][0] |= changes
+        hub.faults["api"] = [Fault(body=json.dumps(info).encode())]
+        assert sentence in fetcher.refusal()
+        assert hub.fetched() == []
+
+    @pytest.mark.parametrize("name", ["vocab\0.txt", "vocab\n\x1b[2J.txt", "vocab\ud800.txt"])
+    def test_a_file_whose_name_cannot_be_shown_is_none_of_the_models(
+        self, fetcher: Fetcher, hub: LoopbackHub, name: str
+    ) -> None:
+        info = json.loads(hub.info(NAME, hub.refs[NAME]["main"]))
+        info["siblings"].append(info["siblings"][0] | {"rfilename": name})
+        hub.faults["api"] = [Fault(body=json.dumps(info).encode())]
+        assert files_of(fetcher.fetch()) == FILES
+
+    def test_a_listing_that_is_nested_without_an_end(self, fetcher: Fetcher, hub: LoopbackHub) -> None:
+        hub.faults["api"] = [Fault(body=b"[" * 200_000)]
+        assert "HUB does not answer as a hub does (RecursionError" in fetcher.refusal()
+
+    def test_an_index_whose_names_cannot_be_shown(self, fetcher: Fetcher, hub: LoopbackHub) -> None:
+        index = json.dumps({"weight_map": {"a": "x\n\x1b[2J.safetensors"}}).encode()
+        hub.publish(NAME, {**FILES, "model.safetensors.index.json": index})
+        assert r"names 'x\n\x1b[2J.safetensors', which is no safetensors file" in fetcher.refusal()
+
+    def test_another_commit_than_the_one_that_was_named(self, fetcher: Fetcher, hub: LoopbackHub) -> None:
+        newer = hub.publish(NAME, FILES | {"generation_config.json": b'{"top_k": 3}'}, revision="newer")
+        hub.faults["api"] = [Fault(body=hub.info(NAME, newer))]
+        assert "names no commit of org/model" in fetcher.refusal(f"{NAME}@{hub.refs[NAME]['main']}")
+
+    def test_a_wait_that_is_no_number(self, fetcher: Fetcher, hub: LoopbackHub) -> None:
+        hub.faults["api"] = [Fault(status=429, headers={"Retry-After": "\xb2"})]
+        assert files_of(fetcher.fetch()) == FILES
+
+    def test_an_address_that_no_client_takes(self, fetcher: Fetcher) -> None:
+        assert "does not answer as a hub does (InvalidURL" in fetcher.refusal(endpoint="http://\0")
+
 
 class TestRefusals:
     def test_a_gated_model(self, fetcher: Fetcher, hub: LoopbackHub) -> None:

@@ -43,6 +43,11 @@ def test_what_lies_at_the_path_goes_first(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_name("org/model") is None
 
 
+def test_a_name_that_no_path_can_be(tmp_path: Path) -> None:
+    revision = "r" * 5000
+    assert find_name(f"org/model@{revision}", tmp_path) == ModelName("org/model", revision)
+
+
 def test_a_folder_of_the_cache_is_called_like_its_model(tmp_path: Path) -> None:
     assert shown_name(tmp_path / f"models--Qwen--Qwen3-0.6B/snapshots/{COMMIT}") == "Qwen/Qwen3-0.6B"
     assert shown_name(tmp_path / "checkpoint") == "checkpoint"
