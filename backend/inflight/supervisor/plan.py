@@ -106,7 +106,8 @@ def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -
         mpi.check_mpi(one_host=not served.config.mpi_hostfile)
     listeners = _listeners(options)
     try:
-        chosen = ports.claim(listeners)
+        # `inflight openai` has one port.
+        chosen = ports.claim(listeners, "--port" if pieces is None else ports.OPTION)
     except ports.PortTaken as taken:
         raise ConfigurationError(adoption.who_holds(taken, configuration, others) or str(taken)) from None
     prefix = f"inflight_{directory.name.removeprefix(PREFIX)}_"

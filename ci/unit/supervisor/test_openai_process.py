@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -248,6 +249,16 @@ class TestAlone:
             environment={"PYTHONPATH": str(tmp_path)},
             openai=OpenAIOptions(port=0),
             log_file=tmp_path / "log",
+        )
+
+    def test_a_taken_port_is_named_with_its_own_option(
+        self, options: ServeOptions, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            assert serve(replace(options, openai=OpenAIOptions(port=port))) == 2
+        assert (
+            "is taken: stop the program that listens there, or choose another with --port\n" in capfd.readouterr().err
         )
 
     def test_it_is_started_watched_and_drained(
