@@ -94,7 +94,10 @@ class Judge:
     def _stages(self, fault: Fault, module: Module, expected: Finding | None) -> Iterator[Stage]:
         if expected is not None and expected.is_by_test:
             test = found_again(expected.by, self._root)
-            yield Stage("as before", [test], [test.partition("::")[0]], 0.0, interpreted=_is_interpreted(test))
+            files = [test.partition("::")[0]]
+            yield Stage("as before", [test], files, 0.0, interpreted=_is_interpreted(test))
+            # Some faults read memory that is not theirs, or run in threads: another test of the file may notice.
+            yield Stage("its file", [], files, 0.0, interpreted=_is_interpreted(test))
         fast, slow = self._records.fast, self._records.slow
         yield from stages(fault.path, module.places[fault.key], fast, slow, self._root, servers=self._servers)
 
