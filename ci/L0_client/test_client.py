@@ -37,14 +37,15 @@ def count(n: int) -> str:
     return "".join(f"{i} " for i in range(n))
 
 
-def num_cancelled(client: Client) -> int:
-    return int(client.generate("cancelled").text)
+def num_cancelled(client: Client, prompt: str) -> int:
+    """Requests with this prompt. Each test has its own: the server may see another test's cancels late."""
+    return int(client.generate(f"cancelled {prompt}").text)
 
 
-def wait_for_cancels(client: Client, wanted: int) -> None:
+def wait_for_cancels(client: Client, prompt: str, wanted: int) -> None:
     """The server learns of a cancel when it next looks; waits until it has, or a generous deadline."""
     deadline = time.monotonic() + 120
-    while num_cancelled(client) < wanted:
+    while num_cancelled(client, prompt) < wanted:
         assert time.monotonic() < deadline, "the server was never told to stop"
 
 
@@ -144,24 +145,22 @@ def test_no_server_and_no_model(url: str) -> None:
 
 
 def test_a_deadline_ends_the_answer_on_both_sides(client: Client) -> None:
-    before = num_cancelled(client)
-
     def is_cancelled() -> bool:
         with pytest.raises(DeadlineExceeded):
-            client.generate("slow", max_tokens=ENDLESS, timeout=0.2)
-        return num_cancelled(client) > before
+            client.generate("slow until its deadline", max_tokens=ENDLESS, timeout=0.2)
+        return num_cancelled(client, "slow until its deadline") > 0
 
     until(is_cancelled, "a request has reached the server before its deadline, and been cancelled there")
 
 
 def test_leaving_a_stream_cancels_it_and_no_other(client: Client) -> None:
-    before = num_cancelled(client)
-    neighbour = client.stream("slow", max_tokens=20)
-    with client.stream("slow", max_tokens=ENDLESS) as stream:
+    neighbour = client.stream("slow beside one that is left", max_tokens=20)
+    with client.stream("slow and left", max_tokens=ENDLESS) as stream:
         next(stream)
-    wait_for_cancels(client, before + 1)
+    wait_for_cancels(client, "slow and left", 1)
     assert "".join(chunk.text for chunk in neighbour) == count(20)
-    assert num_cancelled(client) == before + 1
+    assert num_cancelled(client, "slow and left") == 1
+    assert num_cancelled(client, "slow beside one that is left") == 0
 
 
 def test_closing_a_stream_from_another_thread_wakes_its_reader(client: Client) -> None:
@@ -241,11 +240,9 @@ def test_asyncio(url: str, client: Client) -> None:
 
 
 def test_cancelling_an_asyncio_task_cancels_its_request(url: str, client: Client) -> None:
-    before = num_cancelled(client)
-
     async def give_up() -> None:
         async with AsyncClient(url) as remote:
-            stream = remote.stream("slow", max_tokens=ENDLESS)
+            stream = remote.stream("slow and given up", max_tokens=ENDLESS)
             await stream.__anext__()
             reader = asyncio.ensure_future(stream.__anext__())
             reader.cancel()
@@ -253,7 +250,7 @@ def test_cancelling_an_asyncio_task_cancels_its_request(url: str, client: Client
                 await reader
 
     asyncio.run(give_up())
-    wait_for_cancels(client, before + 1)
+    wait_for_cancels(client, "slow and given up", 1)
 
 
 def test_closing_an_asyncio_stream_wakes_its_reader(url: str) -> None:

@@ -3,6 +3,7 @@
     count    answers "0 1 2 …", one token a response, `max_tokens` of them
     merge    the same, three tokens a response
     slow     the same as count, one token every 20 ms, until cancelled
+    cancelled  how many requests with the prompt behind this word were cancelled
     refuse   UNAVAILABLE "Exceeds maximum queue size", with no code in the sentence, as tritonserver's own queue says it
     reject   INVALID_ARGUMENT before execute() returns, as the engine answers what it need not compute
     invalid  INVALID_ARGUMENT after one token
@@ -18,6 +19,7 @@ import itertools
 import json
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -34,7 +36,7 @@ ERRORS = {
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self._numbers = itertools.count()
-        self.num_cancelled = 0
+        self.num_cancelled: Counter[str] = Counter()
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
         for request in requests:
@@ -51,7 +53,8 @@ class Answer:
         self._model, self._number, self._request_id, self._inputs = model, number, request_id, inputs
         self._sender = sender
         text = inputs["text_input"].reshape(-1)[0].decode() if "text_input" in inputs else "count"
-        self._word = text.split()[0]
+        self._text = text
+        self._word, _, self._rest = text.partition(" ")
         self._max_tokens = int(inputs["max_tokens"].reshape(-1)[0])
 
     @property
@@ -64,7 +67,7 @@ class Answer:
         elif self._word == "echo":
             self._send(json.dumps(self._described()), [0], "stop", final=True)
         elif self._word == "cancelled":
-            self._send(str(self._model.num_cancelled), [0], "stop", final=True)
+            self._send(str(self._model.num_cancelled[self._rest]), [0], "stop", final=True)
         elif not self._inputs.get("stream", np.zeros(1)).any() and self._word != "slow":
             tokens = list(range(self._max_tokens))
             self._send("".join(f"{token} " for token in tokens), tokens, "length", final=True)
@@ -76,7 +79,7 @@ class Answer:
             if self._word == "slow":
                 time.sleep(0.02)
                 if self._sender.is_cancelled():
-                    self._model.num_cancelled += 1
+                    self._model.num_cancelled[self._text] += 1
                     return self._fail("request was cancelled", "CANCELLED")
             if self._word == "invalid" and first:
                 return self._fail(*ERRORS["invalid"])
