@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from model_driver import Driver, Work
-from safetensors.torch import load_file, save_file
 from sampling_runs import greedy, load, run
 from tiny_checkpoints import SIZES, TinyCheckpoint, make_prompt
 from transformers import (
@@ -171,15 +170,11 @@ def test_no_log_probs_unless_asked(runner: ModelRunner) -> None:
 
 
 @pytest.fixture(scope="module")
-def poisoned_runner(
-    checkpoint: TinyCheckpoint, tmp_path_factory: pytest.TempPathFactory, device: str
-) -> Iterator[ModelRunner]:
-    folder = tmp_path_factory.mktemp("poisoned")
-    weights = load_file(checkpoint.folder / "model.safetensors")
-    weights["model.embed_tokens.weight"][POISON] = torch.nan
-    save_file(weights, folder / "model.safetensors")
-    (folder / "config.json").write_text((checkpoint.folder / "config.json").read_text())
-    runner = load(folder, device)
+def poisoned_runner(checkpoint: TinyCheckpoint, device: str) -> Iterator[ModelRunner]:
+    """Of one token it computes nothing finite. (A checkpoint with such a weight is refused.)"""
+    runner = load(checkpoint.folder, device)
+    with torch.inference_mode():
+        runner._computation.decoder.embedding.weight_UD[POISON] = torch.nan  # type: ignore[attr-defined]
     yield runner
     runner.close()
 
