@@ -19,6 +19,7 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
 """Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
+TEMPLATES = "additional_chat_templates"
 SMALL_FILES = (
     "generation_config.json",
     "tokenizer_config.json",
@@ -27,7 +28,7 @@ SMALL_FILES = (
     "merges.txt",
     "chat_template.json",
     "chat_template.jinja",
-    "additional_chat_templates/*.jinja",
+    f"{TEMPLATES}/*.jinja",
     *VOCABULARIES,
 )
 READ = (CONFIG, QUANTIZATION, INDEX, *SMALL_FILES, "*.safetensors")
@@ -36,13 +37,7 @@ READ = (CONFIG, QUANTIZATION, INDEX, *SMALL_FILES, "*.safetensors")
 def check_files(folder: str | Path) -> None:
     """Raise ConfigurationError if something with the name of a file that is read is none. What is missing, or a link to
     nothing, is left to whoever reads it."""
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return
-    for name in names:
-        if not any(fnmatchcase(name, pattern) for pattern in READ):
-            continue
+    for name in _names(folder):
         try:
             mode = os.stat(os.path.join(folder, name)).st_mode
         except OSError:
@@ -50,3 +45,16 @@ def check_files(folder: str | Path) -> None:
         if not stat.S_ISREG(mode):
             what = "a folder" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a device or a socket"
             raise ConfigurationError(f"{os.path.join(folder, name)} is {what} where a file is expected")
+
+
+def _names(folder: str | Path) -> list[str]:
+    """Of what is read in the folder, and of the chat templates in the one below it."""
+    names = [*_list(folder), *(f"{TEMPLATES}/{name}" for name in _list(os.path.join(folder, TEMPLATES)))]
+    return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in READ))
+
+
+def _list(folder: str | Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

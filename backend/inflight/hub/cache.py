@@ -3,7 +3,7 @@
     models--ORG--NAME/blobs/DIGEST                  the bytes of a file; DIGEST.incomplete while they come
     models--ORG--NAME/snapshots/COMMIT/FILE         a link to them
     models--ORG--NAME/refs/REVISION                 the commit that a branch or tag stood for at last
-    models--ORG--NAME/inflight/COMMIT.json          the files that were fetched here, once all of them are there
+    models--ORG--NAME/inflight/COMMIT.json          the files that were fetched here with their bytes, once all are there
 
 The last one is this engine's own: with it a folder is known to be whole without the hub. A revision is written down
 after its files, so that without a network the last whole ones are found. Asks no hub.
@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from inflight.hub.model_name import COMMIT, ModelName
@@ -43,9 +43,9 @@ class ModelCache:
         if commit is None:
             return None
         folder = self.folder(commit)
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            names = json.loads(self._list(commit).read_text(encoding="utf-8"))
-            if all((folder / str(name)).is_file() for name in names):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sizes = json.loads(self._list(commit).read_text(encoding="utf-8"))
+            if all(has_size(folder / name, size) for name, size in sizes.items()):
                 return folder, True
         return (folder, False) if is_whole(folder) else None
 
@@ -58,11 +58,11 @@ class ModelCache:
             made.symlink_to(os.path.relpath(self.blob(digest), path.parent))
             os.replace(made, path)
 
-    def complete(self, commit: str, names: Collection[str]) -> None:
-        """Write down that the commit's folder has all files that the engine reads, and what the revision stands for.
-        A cache that cannot be written is asked for them again at the next start."""
+    def complete(self, commit: str, sizes: Mapping[str, int]) -> None:
+        """Write down that the commit's folder has all files that the engine reads, of so many bytes each, and what the
+        revision stands for. A cache that cannot be written is asked for them again at the next start."""
         with contextlib.suppress(OSError):
-            self._write(self._list(commit), json.dumps(sorted(names)))
+            self._write(self._list(commit), json.dumps(sizes, sort_keys=True))
             if self._model.revision != commit:
                 self._write(self._reference, commit)
 
@@ -104,3 +104,8 @@ class ModelCache:
             whole = Path(scratch, path.name)
             whole.write_text(text, encoding="utf-8")
             os.replace(whole, path)
+
+
+def has_size(path: Path, size: int) -> bool:
+    """Whether it is a file of so many bytes: one that a full disk or a power cut has shortened is not what came."""
+    return path.is_file() and path.stat().st_size == size

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from inflight.errors import ConfigurationError
+from inflight.hub.cache import has_size
 from inflight.hub.client import Hub, HubFile, Interrupted, Unreachable
 from inflight.hub.model_name import ModelName
 
@@ -40,15 +41,14 @@ class Download:
     @property
     def num_present(self) -> int:
         """Bytes that an earlier process left."""
-        for path in (self._target, self._part):
-            if path.is_file():
-                return min(path.stat().st_size, self._file.size)
-        return 0
+        if has_size(self._target, self._file.size):
+            return self._file.size
+        return min(self._part.stat().st_size, self._file.size) if self._part.is_file() else 0
 
     def run(self, note: Callable[[int], None], cancelled: threading.Event) -> None:
         """Fetch what is missing. `note` is told how many bytes more are there, fewer if some have to come again.
         Raises ConfigurationError, OSError of the disk and Cancelled."""
-        if self._target.is_file():
+        if has_size(self._target, self._file.size):
             return
         self._target.parent.mkdir(parents=True, exist_ok=True)
         with self._part.open("ab") as out:
@@ -56,6 +56,8 @@ class Download:
                 _cut(out, 0)
             while out.tell() < self._file.size:
                 self._go_on(out, note, cancelled)
+            out.flush()
+            os.fsync(out.fileno())  # a name that outlives a power cut, and bytes that do not, would be a broken file
         if self._digest() != self._file.digest:
             note(-self._file.size)
             self._part.unlink()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from inflight.checkpoint_files import CONFIG
 from inflight.errors import ConfigurationError
-from inflight.hub.cache import ModelCache
+from inflight.hub.cache import ModelCache, has_size
 from inflight.hub.client import Hub, HubFile, Listing
 from inflight.hub.download import Download
 from inflight.hub.model_name import ModelName
@@ -87,11 +87,12 @@ class _Fetching:
             self.get(names, note)
 
     def size_of(self, names: Sequence[str]) -> int:
-        """Bytes of those that are not there."""
+        """Bytes of those that are not there, or not whole."""
         return sum({file.digest: file.size for file in self._missing(names)}.values())
 
     def _missing(self, names: Sequence[str]) -> list[HubFile]:
-        return [self.listing.files[name] for name in names if not (self.folder / name).is_file()]
+        files = [self.listing.files[name] for name in names]
+        return [file for file in files if not has_size(self.folder / file.name, file.size)]
 
     def _downloads(self, files: Sequence[HubFile]) -> list[Download]:
         """Files of one content come once."""
@@ -126,5 +127,5 @@ def _complete(fetching: _Fetching, check: Callable[[Path], None]) -> Path:
             why = str(error).removeprefix(f"{folder / CONFIG}: ")
             raise ConfigurationError(f"{fetching.model} was not fetched: {why}") from None
         fetching.get_visibly(rest)
-    fetching.cache.complete(fetching.listing.commit, [*decisive, *rest])
+    fetching.cache.complete(fetching.listing.commit, {name: files[name].size for name in (*decisive, *rest)})
     return folder

@@ -18,6 +18,8 @@ from ci.bench.gpu.process import Running
 
 Tell = Callable[[Part, Outcome], None]
 POLL_SECONDS = 0.1
+DRY_PATIENCE = 5
+"""Factor of a part's most seconds in a dry run: they are a GPU's, and a CPU may be busy with other things."""
 
 
 class Schedule:
@@ -63,7 +65,8 @@ class Schedule:
 
     def _order(self, part: Part) -> Given:
         measured = read_rates(self._given.folder)
-        given = replace(self._given, seconds=min(part.most, self._left))
+        most = part.most * (DRY_PATIENCE if self._given.is_dry else 1)
+        given = replace(self._given, seconds=min(most, self._left))
         return given if measured is None else replace(given, rates=measured[0], gpu_bytes=measured[1])
 
     @property

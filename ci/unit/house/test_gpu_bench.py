@@ -152,7 +152,7 @@ def run_schedule(
     clock = SimpleNamespace(monotonic=lambda: FakeRunning.now, sleep=FakeRunning.sleep)
     monkeypatch.setattr(schedule, "time", clock)
     outcomes: dict[str, Outcome] = {}
-    given = Given(is_dry=True, seconds=seconds, folder=folder)
+    given = Given(is_dry=False, seconds=seconds, folder=folder)
     Schedule(given, lambda part, outcome: outcomes.update({part.name: outcome})).run(parts)
     return FakeRunning.begun, outcomes
 

@@ -209,6 +209,18 @@ class TestWhatIsThere:
         assert refusal.startswith(f"org/model is not in {fetcher.cache}, and HF_HUB_OFFLINE forbids to fetch it")
         assert hub.asked == []
 
+    @pytest.mark.parametrize("name", [NAME, f"{NAME}@COMMIT"])
+    @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+    def test_a_file_that_has_lost_bytes_comes_again(
+        self, fetcher: Fetcher, hub: LoopbackHub, name: str, file: str
+    ) -> None:
+        name = name.replace("COMMIT", hub.refs[NAME]["main"])
+        folder = fetcher.fetch(name)
+        before = len(hub.fetched())
+        os.truncate(folder / file, len(FILES[file]) // 2)
+        assert files_of(fetcher.fetch(name)) == FILES
+        assert hub.fetched()[before:] == [file]
+
     def test_what_another_program_fetched_is_completed(self, fetcher: Fetcher, hub: LoopbackHub) -> None:
         from huggingface_hub import snapshot_download
 
