@@ -1,0 +1,17 @@
+"""A guide that cannot be followed exactly, and is therefore refused."""
+
+from __future__ import annotations
+
+from inflight.errors import InvalidRequest
+
+
+class GuideRefused(InvalidRequest):
+    """The sentence begins with "the guide ", by which every dialect knows which of its own fields to name."""
+
+    def __init__(self, reason: str, *, pointer: str = "", keyword: str = "") -> None:
+        """`reason`: what goes on behind "the guide ", as in "has a regular expression with look-ahead". `pointer`: JSON
+        pointer (RFC 6901) of the schema that is refused, "" = the whole guide. `keyword`: of that schema, "" = none."""
+        at = f", at {keyword or 'the schema'} of {pointer or 'the root'}" if pointer or keyword else ""
+        super().__init__(f"the guide {reason}{at}")
+        self.pointer = pointer
+        self.keyword = keyword
