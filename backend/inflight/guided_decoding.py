@@ -1,6 +1,6 @@
 """What a request asks of guided decoding: output that follows a grammar. Its bounds are checked here, without a parser.
 
-The names are TensorRT-LLM's. XGrammar compiles the grammars; see inflight.runtime.guided.
+The names are TensorRT-LLM's, as far as it has them. Grammars are made of it in inflight.guides.
 """
 
 from __future__ import annotations
@@ -31,8 +31,23 @@ class GuideType(str, Enum):
     """A regular expression, which the whole output matches."""
     EBNF_GRAMMAR = "ebnf_grammar"
     """A grammar in GBNF, whose first rule is `root`."""
+    LARK_GRAMMAR = "lark_grammar"
+    """A grammar in llguidance's Lark, whose first rule is `start`."""
+    CHOICE = "choice"
+    """A JSON list of texts, one of which is the whole output."""
     STRUCTURAL_TAG = "structural_tag"
     """XGrammar's JSON description of tags in free text, and of the content of each."""
+
+
+class WhiteSpace(str, Enum):
+    """What stands between the parts of a JSON text."""
+
+    DUMPS = "dumps"
+    """As Python's json.dumps writes it: a space behind commas and colons."""
+    COMPACT = "compact"
+    """Nothing."""
+    FREE = "free"
+    """Any white space that JSON allows, within bounds."""
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,6 +72,10 @@ class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     shown_token_ids: tuple[int, ...] = ()
     """Special tokens that whoever reads the output sees as their text, so that they may stand for it. Without text, as
     all others are, a special token is allowed by no grammar."""
+    white_space: WhiteSpace = WhiteSpace.DUMPS
+    """Of JSON in the output."""
+    is_strict: bool = True
+    """Of a schema: True refuses what cannot be enforced; False says of it that it is not."""
 
     def validate(self) -> None:
         """Raise InvalidRequest, with one sentence, if it is outside the bounds or certainly no such guide."""
@@ -69,7 +88,7 @@ class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defau
             return
         if not self.guide:
             raise InvalidRequest(f"guided decoding of type {name} needs a guide")
-        is_json = self.guide_type in (GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG)
+        is_json = self.guide_type in (GuideType.JSON_SCHEMA, GuideType.STRUCTURAL_TAG, GuideType.CHOICE)
         num_bytes = len(self.guide.encode("utf-8", "surrogatepass"))
         most = MAX_JSON_GUIDE_BYTES if is_json else MAX_GUIDE_BYTES
         if num_bytes > most:
@@ -85,9 +104,12 @@ class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     def _check_json(self) -> None:
         try:
             value = json.loads(self.guide)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InvalidRequest(f"the guide of type {self.guide_type.value} is not valid JSON") from None
-        if not isinstance(value, dict):
+        if self.guide_type is GuideType.CHOICE:
+            if not isinstance(value, list) or not value or not all(isinstance(each, str) and each for each in value):
+                raise InvalidRequest("the guide of type choice must be a JSON list of texts that are not empty")
+        elif not isinstance(value, dict):
             raise InvalidRequest(f"the guide of type {self.guide_type.value} must be a JSON object")
 
 
@@ -98,7 +120,7 @@ def _json_nesting(text: str) -> int:
 
 def _nesting(text: str, guide_type: GuideType) -> int:
     """Depth of the parentheses outside character sets and, in a grammar, outside literals."""
-    quotes = '"' if guide_type is GuideType.EBNF_GRAMMAR else ""
+    quotes = "" if guide_type is GuideType.REGEX else '"'
     return _deepest(text, opening="(", closing=")", quotes=quotes, sets=True)
 
 

@@ -1,0 +1,320 @@
+"""Which parts of a grammar become terminals, so that the library's lexer loses no text.
+
+The lexer reads terminals greedily and never goes back (https://github.com/guidance-ai/llguidance, docs/syntax.md): of
+`/a*/ "ab"` it reads no text at all. So a part is one terminal only if its end is certain: no character that may follow
+it could also continue it, nor continue another terminal that may stand in its place. Terminals for which this is not
+known are cut to their parts, down to single characters, among which nothing is ambiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from inflight.guides.lark.expression import (
+    ALL,
+    NOTHING,
+    Characters,
+    Either,
+    Grammar,
+    Json,
+    Node,
+    Reference,
+    Repeat,
+    Sequence,
+    Text,
+    Until,
+    Without,
+    children,
+    is_regular,
+)
+from inflight.guides.limits import MAX_NEIGHBOURS, MAX_ROUNDS
+from inflight.guides.refusal import GuideRefused
+
+
+@lru_cache(maxsize=20_000)
+def is_nullable(node: Node) -> bool:
+    """Of a regular one: whether it takes the empty text."""
+    if isinstance(node, Text):
+        return not node.value
+    if isinstance(node, Without):
+        return True
+    if isinstance(node, Sequence):
+        return all(map(is_nullable, node.parts))
+    if isinstance(node, Either):
+        return any(map(is_nullable, node.parts))
+    return isinstance(node, Repeat) and (node.low == 0 or is_nullable(node.part))
+
+
+@lru_cache(maxsize=20_000)
+def first_mask(node: Node) -> int:
+    """Characters that a text of it may begin with."""
+    if isinstance(node, Characters):
+        return node.mask
+    if isinstance(node, Text):
+        return _bit(node.value[0]) if node.value else 0
+    if isinstance(node, Json):
+        return node.first
+    if isinstance(node, (Until, Without)):
+        return ALL
+    found = 0
+    for part in children(node):
+        found |= first_mask(part)
+        if isinstance(node, Sequence) and not is_nullable(part):
+            break
+    return found
+
+
+@lru_cache(maxsize=20_000)
+def further_mask(node: Node) -> int:
+    """At least the characters that may continue a text of it within it. Exact where each character of a text leaves no
+    choice of the part that reads it; anything elsewhere."""
+    if isinstance(node, Without):
+        return ALL
+    if isinstance(node, Json):
+        return node.further
+    if isinstance(node, Either):
+        texts = [part.value for part in node.parts if isinstance(part, Text)]
+        if len(texts) == len(node.parts):
+            return 0 if _are_free_of_prefixes(tuple(texts)) else ALL
+        seen = 0
+        for part in node.parts:
+            if seen & first_mask(part):
+                return ALL
+            seen |= first_mask(part)
+        return _union(map(further_mask, node.parts))
+    if isinstance(node, Sequence):
+        found = 0
+        for part in node.parts:
+            if found & first_mask(part):
+                return ALL
+            found = further_mask(part) | (found | first_mask(part) if is_nullable(part) else 0)
+        return found
+    if isinstance(node, Repeat):
+        inner = further_mask(node.part)
+        if node.high is not None and node.high <= 1:
+            return inner
+        return ALL if inner & first_mask(node.part) else inner | first_mask(node.part)
+    return 0
+
+
+@lru_cache(maxsize=2_000)
+def _are_free_of_prefixes(texts: tuple[str, ...]) -> bool:
+    """None is the beginning of another."""
+    ordered = sorted(set(texts))
+    return not any(later.startswith(earlier) for earlier, later in pairwise(ordered))
+
+
+def _union(masks: Iterator[int]) -> int:
+    found = 0
+    for mask in masks:
+        found |= mask
+    return found
+
+
+def _bit(character: str) -> int:
+    return 1 << min(ord(character), 128)
+
+
+def _texts(node: Node) -> tuple[str, ...] | None:
+    if isinstance(node, Text):
+        return (node.value,)
+    if isinstance(node, Either) and all(isinstance(part, Text) for part in node.parts):
+        return tuple(part.value for part in node.parts if isinstance(part, Text))
+    return None
+
+
+def cut(node: Node) -> Node | None:
+    """A terminal as the parts that it is made of; None = it cannot be cut."""
+    if isinstance(node, Text) and len(node.value) > 1:
+        return Sequence(tuple(map(Text, node.value)))
+    return node if children(node) else None
+
+
+@dataclass
+class _Place:
+    """A set of the positions that begin, and end, a part; bits of integers."""
+
+    first: int = 0
+    last: int = 0
+    is_nullable: bool = False
+
+
+class Terminals:
+    """Of a grammar. Raises GuideRefused if what may follow or replace each other cannot be told apart."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._cut: set[Node] = set()
+        for _ in range(MAX_ROUNDS):
+            wanted = _Positions(grammar, self).ambiguous()
+            if not wanted:
+                return
+            self._cut |= {node for node in wanted if cut(node) is not None}
+        self._cuts_all = True
+        _Positions(grammar, self).ambiguous(is_final=True)
+
+    _cuts_all = False
+
+    def are(self, node: Node) -> bool:
+        """Whether this regular part is one terminal."""
+        return is_regular(node) and (not self._cuts_all or cut(node) is None) and node not in self._cut
+
+
+class _Positions:
+    """Places of terminals in a grammar, and which may follow which. What follows a rule follows all its uses."""
+
+    def __init__(self, grammar: Grammar, terminals: Terminals) -> None:
+        self._terminals = terminals
+        self.nodes: list[Node] = []
+        self._follow: list[int] = []
+        trees = {name: self._tree(node) for name, node in grammar.rules.items()}
+        start = self._tree(grammar.start)
+        self._rules = {name: _Place() for name in trees}
+        changes = True
+        while changes:
+            changes = False
+            for name, tree in trees.items():
+                place = self._place(tree)
+                if place != self._rules[name]:
+                    self._rules[name], changes = place, True
+        for tree in trees.values():
+            self._place(tree, links=True)
+        self._start = self._place(start, links=True).first
+
+    def _tree(self, node: Node) -> tuple[Node, list, int]:  # type: ignore[type-arg]
+        """The part, its own parts, and its position or -1."""
+        if node == NOTHING:
+            return node, [], -1
+        if isinstance(node, Json) or self._terminals.are(node):
+            self.nodes.append(node)
+            self._follow.append(0)
+            return node, [], len(self.nodes) - 1
+        inner = cut(node) if isinstance(node, Text) else node
+        assert inner is not None
+        return inner, [self._tree(child) for child in children(inner)], -1
+
+    def _place(self, tree: tuple[Node, list, int], links: bool = False) -> _Place:  # type: ignore[type-arg]
+        node, inner, position = tree
+        if position >= 0:
+            return _Place(1 << position, 1 << position, is_regular(node) and is_nullable(node))
+        if isinstance(node, Reference):
+            return self._rules[node.name]
+        places = [self._place(child, links) for child in inner]
+        if isinstance(node, Either):
+            return _Place(
+                _union(place.first for place in places),
+                _union(place.last for place in places),
+                any(place.is_nullable for place in places),
+            )
+        if isinstance(node, Repeat):
+            (place,) = places
+            if links and (node.high is None or node.high > 1):
+                self._link(place.last, place.first)
+            return _Place(place.first, place.last, place.is_nullable or node.low == 0)
+        whole = _Place(is_nullable=True)
+        for place in places:
+            if links:
+                self._link(whole.last, place.first)
+            whole = _Place(
+                whole.first | place.first if whole.is_nullable else whole.first,
+                whole.last | place.last if place.is_nullable else place.last,
+                whole.is_nullable and place.is_nullable,
+            )
+        return whole
+
+    def _link(self, before: int, behind: int) -> None:
+        for position in _bits(before):
+            self._follow[position] |= behind
+
+    def ambiguous(self, is_final: bool = False) -> set[Node]:
+        """Terminals to cut; raises if there is one that cannot be."""
+        found: set[Node] = set()
+        for position, node in enumerate(self.nodes):
+            further = further_mask(node)
+            for behind in _bits(self._follow[position]) if further else ():
+                if further & first_mask(self.nodes[behind]):
+                    self._add(found, (node,), self.nodes[behind])
+        for one, other in self._rivals(is_final):
+            if not _are_told_apart(one, other):
+                self._add(found, (one, other), other)
+        return found
+
+    def _add(self, found: set[Node], nodes: tuple[Node, ...], other: Node) -> None:
+        able = [node for node in nodes if cut(node) is not None]
+        if not able:
+            if all(isinstance(node, (Characters, Text)) for node in (*nodes, other)):
+                return
+            raise GuideRefused(
+                f"has {_called(nodes[0])} and {_called(other)} in places where they cannot be told apart"
+                if len(nodes) > 1
+                else f"has {_called(nodes[0])} directly before {_called(other)}, which could continue it"
+            )
+        found.update(able)
+
+    def _rivals(self, is_final: bool) -> Iterator[tuple[Node, Node]]:
+        """Pairs that may stand in one place."""
+        count = 0
+        seen = [0] * len(self.nodes)
+        groups = [(self._start, self._start), *((follow, follow) for follow in set(self._follow))]
+        while groups:
+            ones, others = groups.pop()
+            for one in _bits(ones):
+                fresh = others & ~seen[one]
+                seen[one] |= others
+                for other in _bits(fresh):
+                    count += 1
+                    if count > MAX_NEIGHBOURS:
+                        raise GuideRefused("has too many parts that may stand in one place")
+                    if one >= other:
+                        continue
+                    node, rival = self.nodes[one], self.nodes[other]
+                    if first_mask(node) & first_mask(rival):
+                        if node != rival:
+                            yield node, rival
+                        if _may_be_equal(node, rival):
+                            groups.append((self._follow[one], self._follow[other]))
+                            groups.append((self._follow[other], self._follow[one]))
+
+
+def _bits(mask: int) -> Iterator[int]:
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def _is_character(node: Node) -> bool:
+    return isinstance(node, Characters) or (isinstance(node, Text) and len(node.value) == 1)
+
+
+def _are_told_apart(one: Node, other: Node) -> bool:
+    """Two that may begin alike and stand in one place."""
+    if _is_character(one) and _is_character(other):
+        return True
+    if isinstance(one, Json) and isinstance(other, Json):
+        return True  # the library reads several schemas as one with alternatives
+    texts, others = _texts(one), _texts(other)
+    if texts is not None and others is not None:
+        return _are_free_of_prefixes((*texts, *others)) and not set(texts) & set(others)
+    if isinstance(one, (Until, Without)) and isinstance(other, (Until, Without)):
+        return one.stops == other.stops
+    return False
+
+
+def _may_be_equal(one: Node, other: Node) -> bool:
+    """Whether both may read the same text."""
+    if isinstance(one, (Until, Without)) and isinstance(other, (Until, Without)):
+        return one == other
+    texts, others = _texts(one), _texts(other)
+    return texts is None or others is None or bool(set(texts) & set(others))
+
+
+def _called(node: Node) -> str:
+    if isinstance(node, Json):
+        return "JSON"
+    if isinstance(node, (Until, Without)):
+        return "free text"
+    return f"the text {node.value[:30]!r}" if isinstance(node, Text) else "a set of characters"

@@ -1,0 +1,32 @@
+"""Bounds of the work that a guide may cause: counts, and so the same on every machine. The lengths are bounded in
+inflight.guided_decoding."""
+
+from __future__ import annotations
+
+from llguidance import LLParserLimits
+
+MAX_EXPANDED = 20_000
+"""Characters, sets and references of a guide, each counted as often as the repetitions around it repeat it."""
+MAX_RULES = 1_000
+"""Rules of a grammar."""
+MAX_TERMINAL = 4_000
+"""Expanded parts of a rule that is written into its users, instead of being referred to."""
+MAX_NEIGHBOURS = 60_000
+"""Pairs of terminals that may follow or replace each other."""
+MAX_ROUNDS = 8
+"""Times that terminals are cut, before all are cut to characters."""
+MAX_FOLDED_RANGE = 1_000
+"""Characters of a range whose case is ignored."""
+MAX_TRANSLATIONS = 256
+"""Translated guides that are kept; each is at most a few times its guide."""
+
+PARSER_LIMITS = LLParserLimits(
+    max_items_in_row=1_000,
+    initial_lexer_fuel=400_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,
+)
+"""Of the library, which counts too: of its own units of work."""

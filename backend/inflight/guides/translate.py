@@ -1,0 +1,191 @@
+"""From what a request asks to the grammar that the engine is given: once, where the request arrives."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from llguidance._tokenizer import TokenizerWrapper
+
+from inflight.guided_decoding import GuidedDecodingParams, GuideType, Reasoning, WhiteSpace
+from inflight.guides.lark.client_lark import read_lark
+from inflight.guides.lark.ebnf import read_ebnf
+from inflight.guides.lark.expression import (
+    NOTHING,
+    Characters,
+    Either,
+    Grammar,
+    Json,
+    Node,
+    Repeat,
+    Sequence,
+    Text,
+    Until,
+    optional,
+)
+from inflight.guides.lark.python_regex import read_regex
+from inflight.guides.lark.structural_tags import read_structural_tag
+from inflight.guides.lark.writer import HEADER, write_lark
+from inflight.guides.limits import MAX_TRANSLATIONS, PARSER_LIMITS
+from inflight.guides.refusal import GuideRefused
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+MAX_WHITE_SPACE = 8
+"""Characters of white space behind a reasoning; without a bound, weak models write no others."""
+SPACE = Characters(ranges=((0x09, 0x0A), (0x0D, 0x0D), (0x20, 0x20)))
+SPACING: dict[WhiteSpace, dict[str, Any]] = {
+    WhiteSpace.DUMPS: {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    WhiteSpace.COMPACT: {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    WhiteSpace.FREE: {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\n\r]{0,8}"},
+}
+FIRST = {"object": "{", "array": "[", "string": '"', "boolean": "tf", "null": "n", "number": "-0123456789"}
+"""Characters that a JSON text begins with, by its type."""
+NUMBER_GOES_ON = "0123456789.eE+-"
+
+
+@dataclass(frozen=True)
+class Translated:
+    grammar: str
+    """llguidance's Lark; equal guides give equal ones."""
+    not_enforced: tuple[tuple[str, str], ...] = ()
+    """JSON pointer and keyword of what a schema says and the grammar does not, if the request is not strict."""
+
+
+@lru_cache(maxsize=MAX_TRANSLATIONS)
+def translate(params: GuidedDecodingParams) -> Translated:
+    """Raises InvalidRequest if the guide is outside the bounds, GuideRefused if it cannot be followed exactly."""
+    params.validate()
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in params.guide):
+        raise GuideRefused("has half of a surrogate pair, which no output holds")
+    try:
+        grammar = _lark(params) if params.guide_type is GuideType.LARK_GRAMMAR else _written(params)
+    except RecursionError:
+        raise GuideRefused("is nested too deeply") from None
+    _check(grammar)
+    return Translated(grammar)
+
+
+def json_value(schema: Any, white_space: WhiteSpace) -> Json:
+    """JSON that follows a schema."""
+    first, further = _edges(schema)
+    if white_space is WhiteSpace.FREE:
+        first |= _mask(" \t\n\r")
+    whole = {**schema, "x-guidance": SPACING[white_space]} if isinstance(schema, dict) else schema
+    return Json(json.dumps(whole), first, further)
+
+
+def _written(params: GuidedDecodingParams) -> str:
+    grammar = _grammar(params)
+    if params.reasoning is not None:
+        grammar = Grammar(Sequence((_thought(params.reasoning), grammar.start)), grammar.rules)
+    return write_lark(grammar)
+
+
+def _grammar(params: GuidedDecodingParams) -> Grammar:
+    kind, guide = params.guide_type, params.guide
+    if kind is GuideType.REGEX:
+        return Grammar(read_regex(guide))
+    if kind is GuideType.EBNF_GRAMMAR:
+        return read_ebnf(guide)
+    if kind is GuideType.CHOICE:
+        return Grammar(Either(tuple(Text(text) for text in dict.fromkeys(json.loads(guide)))))
+    if kind is GuideType.STRUCTURAL_TAG:
+        return read_structural_tag(
+            json.loads(guide),
+            lambda schema, pointer, is_compact: json_value(
+                schema, WhiteSpace.COMPACT if is_compact else params.white_space
+            ),
+        )
+    schema = json.loads(guide) if kind is GuideType.JSON_SCHEMA else ANY_OBJECT
+    return Grammar(json_value(schema, params.white_space))
+
+
+def _thought(reasoning: Reasoning) -> Node:
+    """Any text up to the closing tag, and white space; it may be left out unless it was begun by the prompt."""
+    thought = Sequence(
+        (
+            NOTHING if reasoning.is_open else Text(reasoning.opening),
+            Until(reasoning.closing, frozenset((reasoning.closing,))),
+            Repeat(SPACE, 0, MAX_WHITE_SPACE),
+        )
+    )
+    return thought if reasoning.is_open else optional(thought)
+
+
+def _lark(params: GuidedDecodingParams) -> str:
+    text = read_lark(params.guide, lambda schema: json_value(json.loads(schema), params.white_space))
+    if params.reasoning is None:
+        return HEADER + text
+    names = set(re.findall(r"[A-Za-z0-9_-]+", text))
+    start = next(name for name in _names("answer") if name not in names)
+    own = re.sub(r"\bstart\b", start, text)
+    thought = write_lark(Grammar(_thought(params.reasoning))).removeprefix(HEADER)
+    before = next(name for name in _names("thought") if name not in names)
+    terminal = next(name for name in _names("THOUGHT") if name not in names)
+    thought = re.sub(r"\bstart\b", before, re.sub(r"\bT(\d+)\b", rf"{terminal}\1", thought))
+    return f"{HEADER}start: {before} {start}\n{thought}{own}"
+
+
+def _names(prefix: str) -> Iterator[str]:
+    number = 0
+    while True:
+        yield prefix + "_x" * number if prefix.islower() else prefix + "X" * number
+        number += 1
+
+
+def _edges(schema: Any) -> tuple[int, int]:
+    """Characters that a text of the schema may begin with, and those that may continue a whole one."""
+    kinds = schema.get("type") if isinstance(schema, dict) else None
+    names = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        names = list(FIRST)
+    names = ["number" if name == "integer" else name for name in names]
+    first = 0
+    for name in names:
+        first |= _mask(FIRST.get(name, ""))
+    return first, _mask(NUMBER_GOES_ON) if "number" in names else 0
+
+
+def _mask(characters: str) -> int:
+    return sum(1 << ord(character) for character in characters)
+
+
+class _Bytes:
+    """A vocabulary of all single bytes and an end: enough to see that a grammar can be begun."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens = (*(bytes((value,)) for value in range(256)), b"<end>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@lru_cache(maxsize=1)
+def byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
+
+
+def _check(grammar: str) -> None:
+    """What the library says of it, in words for whoever wrote the guide."""
+    matcher = LLMatcher(byte_tokenizer(), LLMatcher.grammar_from_lark(grammar), log_level=0, limits=PARSER_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    message = matcher.get_error()
+    if not message:
+        return
+    lower = message.lower()
+    if any(word in lower for word in ("fuel", "limit", "too large", "too big", "too complex", "exceed")):
+        raise GuideRefused("needs more work than is allowed for one: make its repetitions or alternatives fewer")
+    if "unimplemented keys" in lower or "json schema" in lower:
+        raise GuideRefused("has a schema that cannot be followed exactly")
+    found = re.search(r"unknown name: \"?([^\"\s]{1,40})", message)
+    if found:
+        raise GuideRefused(f"uses {found[1]}, which it does not define")
+    raise GuideRefused("cannot be followed: it allows no text, or is not in the syntax of its type")
