@@ -9,11 +9,13 @@ MAX_EXPANDED = 20_000
 """Characters, sets and references of a guide, each counted as often as the repetitions around it repeat it."""
 MAX_RULES = 1_000
 """Rules of a grammar."""
-MAX_TERMINAL = 4_000
+MAX_TERMINAL = 1_000
 """Expanded parts of a rule that is written into its users, instead of being referred to."""
-MAX_NEIGHBOURS = 60_000
-"""Pairs of terminals that may follow or replace each other."""
-MAX_ROUNDS = 8
+MAX_TERMINALS = 3_000
+"""Places of terminals in a grammar."""
+MAX_NEIGHBOURS = 15_000
+"""Steps of finding the terminals that may follow each other or stand in one place."""
+MAX_ROUNDS = 4
 """Times that terminals are cut, before all are cut to characters."""
 MAX_FOLDED_RANGE = 1_000
 """Characters of a range whose case is ignored."""
@@ -29,4 +31,14 @@ PARSER_LIMITS = LLParserLimits(
     max_grammar_size=50_000,
     verbose_errors=False,
 )
-"""Of the library, which counts too: of its own units of work."""
+"""Of the library, which counts too, its own units of work: of a grammar that is used, with all of a vocabulary."""
+CHECK_LIMITS = LLParserLimits(
+    max_items_in_row=300,
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=20_000,
+    step_max_items=5_000,
+    max_lexer_states=5_000,
+    max_grammar_size=20_000,
+    verbose_errors=False,
+)
+"""Of a grammar that is checked, with a vocabulary of bytes."""

@@ -31,7 +31,7 @@ from inflight.guides.lark.expression import (
 from inflight.guides.lark.python_regex import read_regex
 from inflight.guides.lark.structural_tags import read_structural_tag
 from inflight.guides.lark.writer import HEADER, write_lark
-from inflight.guides.limits import MAX_TRANSLATIONS, PARSER_LIMITS
+from inflight.guides.limits import CHECK_LIMITS, MAX_TRANSLATIONS
 from inflight.guides.refusal import GuideRefused
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -174,7 +174,7 @@ def byte_tokenizer() -> LLTokenizer:
 
 def _check(grammar: str) -> None:
     """What the library says of it, in words for whoever wrote the guide."""
-    matcher = LLMatcher(byte_tokenizer(), LLMatcher.grammar_from_lark(grammar), log_level=0, limits=PARSER_LIMITS)
+    matcher = LLMatcher(byte_tokenizer(), LLMatcher.grammar_from_lark(grammar), log_level=0, limits=CHECK_LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
     message = matcher.get_error()

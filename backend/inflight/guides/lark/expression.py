@@ -53,21 +53,41 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Sequence:
-    parts: tuple[Node, ...]
+class _Nested:
+    """Parts with parts: their hash is kept, because it takes time for deep ones."""
+
+    kept_hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        values = tuple(value for name, value in vars(self).items() if name != "kept_hash")
+        object.__setattr__(self, "kept_hash", hash((type(self), *values)))
+
+    def __hash__(self) -> int:
+        return self.kept_hash
 
 
 @dataclass(frozen=True)
-class Either:
+class Sequence(_Nested):
     parts: tuple[Node, ...]
+
+    __hash__ = _Nested.__hash__
 
 
 @dataclass(frozen=True)
-class Repeat:
+class Either(_Nested):
+    parts: tuple[Node, ...]
+
+    __hash__ = _Nested.__hash__
+
+
+@dataclass(frozen=True)
+class Repeat(_Nested):
     part: Node
     low: int = 0
     high: int | None = None
     """None = without an end."""
+
+    __hash__ = _Nested.__hash__
 
 
 @dataclass(frozen=True)

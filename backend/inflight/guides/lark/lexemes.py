@@ -29,8 +29,9 @@ from inflight.guides.lark.expression import (
     Without,
     children,
     is_regular,
+    references,
 )
-from inflight.guides.limits import MAX_NEIGHBOURS, MAX_ROUNDS
+from inflight.guides.limits import MAX_NEIGHBOURS, MAX_ROUNDS, MAX_TERMINALS
 from inflight.guides.refusal import GuideRefused
 
 
@@ -152,11 +153,17 @@ class Terminals:
             wanted = _Positions(grammar, self).ambiguous()
             if not wanted:
                 return
-            self._cut |= {node for node in wanted if cut(node) is not None}
+            self._cut |= wanted
         self._cuts_all = True
-        _Positions(grammar, self).ambiguous(is_final=True)
+        _Positions(grammar, self).ambiguous()
 
     _cuts_all = False
+    _work = 0
+
+    def count(self) -> None:
+        self._work += 1
+        if self._work > MAX_NEIGHBOURS:
+            raise GuideRefused("has too many parts that may stand in one place")
 
     def are(self, node: Node) -> bool:
         """Whether this regular part is one terminal."""
@@ -173,13 +180,14 @@ class _Positions:
         trees = {name: self._tree(node) for name, node in grammar.rules.items()}
         start = self._tree(grammar.start)
         self._rules = {name: _Place() for name in trees}
-        changes = True
-        while changes:
-            changes = False
-            for name, tree in trees.items():
-                place = self._place(tree)
-                if place != self._rules[name]:
-                    self._rules[name], changes = place, True
+        waiting, users = _by_use(grammar)
+        while waiting:
+            name = next(iter(waiting))
+            del waiting[name]
+            place = self._place(trees[name])
+            if place != self._rules[name]:
+                self._rules[name] = place
+                waiting |= dict.fromkeys(users[name])
         for tree in trees.values():
             self._place(tree, links=True)
         self._start = self._place(start, links=True).first
@@ -189,6 +197,8 @@ class _Positions:
         if node == NOTHING:
             return node, [], -1
         if isinstance(node, Json) or self._terminals.are(node):
+            if len(self.nodes) == MAX_TERMINALS:
+                raise GuideRefused(f"has more than {MAX_TERMINALS} parts that a lexer must tell apart")
             self.nodes.append(node)
             self._follow.append(0)
             return node, [], len(self.nodes) - 1
@@ -198,6 +208,7 @@ class _Positions:
 
     def _place(self, tree: tuple[Node, list, int], links: bool = False) -> _Place:  # type: ignore[type-arg]
         node, inner, position = tree
+        self._terminals.count()
         if position >= 0:
             return _Place(1 << position, 1 << position, is_regular(node) and is_nullable(node))
         if isinstance(node, Reference):
@@ -229,54 +240,89 @@ class _Positions:
         for position in _bits(before):
             self._follow[position] |= behind
 
-    def ambiguous(self, is_final: bool = False) -> set[Node]:
-        """Terminals to cut; raises if there is one that cannot be."""
+    def ambiguous(self) -> set[Node]:
+        """Terminals to cut. Raises GuideRefused if there is one that cannot be."""
         found: set[Node] = set()
+        firsts: dict[int, int] = {}
         for position, node in enumerate(self.nodes):
-            further = further_mask(node)
-            for behind in _bits(self._follow[position]) if further else ():
-                if further & first_mask(self.nodes[behind]):
-                    self._add(found, (node,), self.nodes[behind])
-        for one, other in self._rivals(is_final):
-            if not _are_told_apart(one, other):
-                self._add(found, (one, other), other)
+            further, behind = further_mask(node), self._follow[position]
+            if not further:
+                continue
+            if behind not in firsts:
+                firsts[behind] = _union(first_mask(self.nodes[other]) for other in _bits(behind))
+            if further & firsts[behind]:
+                others = (self.nodes[other] for other in _bits(behind))
+                self._add(found, (node,), next(other for other in others if further & first_mask(other)))
+        for one, other in self._rivals():
+            self._add(found, (one, other), other)
         return found
 
     def _add(self, found: set[Node], nodes: tuple[Node, ...], other: Node) -> None:
         able = [node for node in nodes if cut(node) is not None]
-        if not able:
-            if all(isinstance(node, (Characters, Text)) for node in (*nodes, other)):
-                return
-            raise GuideRefused(
-                f"has {_called(nodes[0])} and {_called(other)} in places where they cannot be told apart"
-                if len(nodes) > 1
-                else f"has {_called(nodes[0])} directly before {_called(other)}, which could continue it"
-            )
-        found.update(able)
+        if able:
+            found.update(able)
+        elif len(nodes) > 1:
+            raise GuideRefused(f"has {_called(nodes[0])} and {_called(other)} where they cannot be told apart")
+        else:
+            raise GuideRefused(f"has {_called(nodes[0])} directly before {_called(other)}, which could continue it")
 
-    def _rivals(self, is_final: bool) -> Iterator[tuple[Node, Node]]:
-        """Pairs that may stand in one place."""
-        count = 0
-        seen = [0] * len(self.nodes)
-        groups = [(self._start, self._start), *((follow, follow) for follow in set(self._follow))]
-        while groups:
-            ones, others = groups.pop()
-            for one in _bits(ones):
-                fresh = others & ~seen[one]
-                seen[one] |= others
-                for other in _bits(fresh):
-                    count += 1
-                    if count > MAX_NEIGHBOURS:
-                        raise GuideRefused("has too many parts that may stand in one place")
-                    if one >= other:
-                        continue
-                    node, rival = self.nodes[one], self.nodes[other]
-                    if first_mask(node) & first_mask(rival):
-                        if node != rival:
+    def _rivals(self) -> Iterator[tuple[Node, Node]]:
+        """Pairs that may stand in one place, and cannot be told apart."""
+        waiting = [self._start, *self._follow]
+        seen: set[int] = set()
+        while waiting:
+            group = waiting.pop()
+            if group in seen:
+                continue
+            seen.add(group)
+            places: dict[Node, int] = {}
+            several: set[Node] = set()
+            for position in _bits(group):
+                self._terminals.count()
+                node, follow = self.nodes[position], self._follow[position]
+                if node in places and places[node] != follow:
+                    several.add(node)
+                places[node] = places.get(node, 0) | follow
+            waiting += [places[node] for node in several]
+            texts = sorted(node.value for node in places if isinstance(node, Text))
+            for earlier, later in pairwise(texts):
+                if later.startswith(earlier):
+                    yield Text(earlier), Text(later)
+            nodes = list(places)
+            for number, node in enumerate(nodes):
+                if isinstance(node, Text):
+                    continue
+                for place, rival in enumerate(nodes):
+                    self._terminals.count()
+                    if (place > number or isinstance(rival, Text)) and first_mask(node) & first_mask(rival):
+                        if not _are_told_apart(node, rival):
                             yield node, rival
-                        if _may_be_equal(node, rival):
-                            groups.append((self._follow[one], self._follow[other]))
-                            groups.append((self._follow[other], self._follow[one]))
+                        if _may_be_equal(node, rival) and places[node] != places[rival]:
+                            waiting.append(places[node] | places[rival])
+
+
+def _by_use(grammar: Grammar) -> tuple[dict[str, None], dict[str, list[str]]]:
+    """Rules, those that others use before these as far as there is such an order, and which use each."""
+    order: dict[str, None] = {}
+    users: dict[str, list[str]] = {name: [] for name in grammar.rules}
+    uses = {name: list(dict.fromkeys(references(node))) for name, node in grammar.rules.items()}
+    for name, used in uses.items():
+        for other in used:
+            users[other].append(name)
+    begun: set[str] = set()
+    for root in references(grammar.start):
+        stack = [(root, iter(uses[root]))] if root not in begun else []
+        begun.add(root)
+        while stack:
+            name, rest = stack[-1]
+            fresh = next((other for other in rest if other not in begun), None)
+            if fresh is None:
+                order[name] = None
+                stack.pop()
+            else:
+                begun.add(fresh)
+                stack.append((fresh, iter(uses[fresh])))
+    return order, users
 
 
 def _bits(mask: int) -> Iterator[int]:

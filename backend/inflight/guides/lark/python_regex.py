@@ -60,7 +60,10 @@ def read_regex(pattern: str) -> Node:
         parsed = _parser.parse(text)
     except re.error as error:
         where = "" if error.pos is None or classes else f" at character {error.pos + 1}"
-        raise GuideRefused(f"is no regular expression: {error.msg[:80]}{where}") from None
+        reason = error.msg
+        for code, name in classes.items():
+            reason = reason.replace(chr(code), name)
+        raise GuideRefused(f"is no regular expression: {reason[:80]}{where}") from None
     except (OverflowError, RecursionError):
         raise GuideRefused("is a regular expression beyond the bounds of Python's parser") from None
     return _Reader(classes).sequence(parsed, parsed.state.flags, True, True)

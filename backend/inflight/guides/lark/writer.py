@@ -81,7 +81,7 @@ def _replaced(node: Node, rules: dict[str, Node]) -> Node:
     if isinstance(node, Sequence):
         return Sequence(tuple(_replaced(part, rules) for part in node.parts))
     if isinstance(node, Either):
-        return Either(tuple(_replaced(part, rules) for part in node.parts))
+        return Either(tuple(dict.fromkeys(_replaced(part, rules) for part in node.parts)))
     return Repeat(_replaced(node.part, rules), node.low, node.high) if isinstance(node, Repeat) else node
 
 
