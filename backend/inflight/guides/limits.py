@@ -13,7 +13,7 @@ MAX_TERMINAL = 1_000
 """Expanded parts of a rule that is written into its users, instead of being referred to."""
 MAX_TERMINALS = 3_000
 """Places of terminals in a grammar."""
-MAX_NEIGHBOURS = 15_000
+MAX_NEIGHBOURS = 12_000
 """Steps of finding the terminals that may follow each other or stand in one place."""
 MAX_ROUNDS = 4
 """Times that terminals are cut, before all are cut to characters."""

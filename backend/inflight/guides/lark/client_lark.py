@@ -29,7 +29,7 @@ PART = re.compile(
 REFUSED = {
     "token": "names a token; write its text",
     "grammar": "refers to another grammar",
-    "attribute": "has an attribute of a rule that is not served",
+    "attribute": "is an attribute that is not served",
 }
 COMMANDS = ("%json", "%regex", "%import", "%ignore", "%declare")
 MAX_TIMES = 1_000

@@ -20,7 +20,7 @@ from inflight.guides.lark.expression import (
     is_regular,
     references,
 )
-from inflight.guides.lark.lexemes import Terminals, cut, is_nullable
+from inflight.guides.lark.lexemes import Terminals, is_nullable
 from inflight.guides.lark.python_regex import set_source
 from inflight.guides.limits import MAX_EXPANDED, MAX_RULES, MAX_TERMINAL
 from inflight.guides.refusal import GuideRefused
@@ -32,8 +32,44 @@ ANY = "(?s:.*)"
 
 def write_lark(grammar: Grammar) -> str:
     """Raises GuideRefused if it is beyond the bounds, or ambiguous in a way that the library cannot read."""
-    grammar = _inlined(grammar)
-    return _Writer(grammar).text()
+    return _Writer(_ending(_inlined(grammar))).text()
+
+
+def _ending(grammar: Grammar) -> Grammar:
+    """Without what never ends, as in `x ::= "a" x`: an output that began it could not be finished."""
+    found: dict[str, Node] = {}
+    users: dict[str, list[str]] = {name: [] for name in grammar.rules}
+    for name, node in grammar.rules.items():
+        for other in dict.fromkeys(references(node)):
+            users[other].append(name)
+    waiting = dict.fromkeys(grammar.rules)
+    while waiting:
+        name, _ = waiting.popitem()
+        if name not in found and _that_ends(grammar.rules[name], found) is not None:
+            found[name] = grammar.rules[name]
+            waiting |= dict.fromkeys(users[name])
+    start = _that_ends(grammar.start, found)
+    if start is None:
+        raise GuideRefused("allows no text that ends")
+    kept = {name: _that_ends(node, found) for name, node in found.items()}
+    rules = {name: node for name, node in kept.items() if node is not None}
+    return Grammar(start, {name: rules[name] for name in _reached(start, rules)})
+
+
+def _that_ends(node: Node, rules: dict[str, Node]) -> Node | None:
+    """The part without alternatives that use other rules than these; None if none is left."""
+    if isinstance(node, Reference):
+        return node if node.name in rules else None
+    if isinstance(node, Repeat):
+        part = _that_ends(node.part, rules)
+        return Repeat(part, node.low, node.high) if part is not None else None if node.low else NOTHING
+    if not isinstance(node, (Sequence, Either)):
+        return node
+    inner = [_that_ends(part, rules) for part in node.parts]
+    able = tuple(part for part in inner if part is not None)
+    if isinstance(node, Sequence):
+        return Sequence(able) if len(able) == len(inner) else None
+    return Either(able) if able else None
 
 
 def _inlined(grammar: Grammar) -> Grammar:
@@ -114,9 +150,7 @@ class _Writer:
                 return self._named(node, "T", f"({_terminal(node)}) & /(?s:.+)/") + "?"
             return self._rule_of(node)
         if isinstance(node, Text):
-            parts = cut(node)
-            assert parts is not None
-            return self._rule(parts)
+            return f"({' '.join(map(self._rule, map(Text, node.value)))})"
         inner = [self._rule(child) for child in children(node)]
         if isinstance(node, Sequence):
             return f"({' '.join(inner)})" if inner else '""'
