@@ -1,4 +1,4 @@
-"""From what a request asks to one grammar: every kind, the reasoning before it, and guides that are built to do harm."""
+"""From what a request asks to one grammar: every kind, reasoning before it, guides built to do harm."""
 
 from __future__ import annotations
 

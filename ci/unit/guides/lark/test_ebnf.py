@@ -25,7 +25,7 @@ SUM = 'root ::= root "+" term | term\nterm ::= [0-9]+ | "(" root ")"'
 CASES = [
     (
         JSON,
-        ['{"a": 1}', '{"a":[true,-1.5e3,{"b":"é\\n\\u00e9"}] }', "{}", "{ \n\t}"],
+        ['{"a": 1}', '{"a":[true,-1.5e3,{"b":"é\\n\\u00e9"}] }', "{}", "{\n\t}"],
         ['{"a":01', '{"a" , 1}', "[]", ""],
     ),
     (SUM, ["1", "1+22", "(1+2)+3", "((1))"], ["", "1+", "(1", "1++2"]),
@@ -88,12 +88,7 @@ def test_a_point_is_any_character() -> None:
         ("root ::= root", "allows no text that ends"),
         ('root ::= "a" root', "allows no text that ends"),
         ('root ::= (("a" root?){0,200}){0,200}', "more than 20000 parts"),
-        (
-            "\n".join(f"r{number} ::= root" for number in range(250))
-            + '\nroot ::= "a" | '
-            + " ".join(f"[a-z]* r{number}" for number in range(250)),
-            "too many parts",
-        ),
+        ("root ::= " + " | ".join(f'"w{number}" root' for number in range(500)) + ' | ""', "too many parts"),
     ],
 )
 def test_what_is_not_served_is_refused_with_its_place(grammar: str, words: str) -> None:
