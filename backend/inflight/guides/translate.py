@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
 from inflight.guided_decoding import GuidedDecodingParams, GuideType, Reasoning, WhiteSpace
-from inflight.guides.lark.client_lark import read_lark
+from inflight.guides.lark.client_lark import START, read_lark
 from inflight.guides.lark.ebnf import read_ebnf
 from inflight.guides.lark.expression import (
     NOTHING,
@@ -62,31 +61,41 @@ def translate(params: GuidedDecodingParams) -> Translated:
     params.validate()
     if any(0xD800 <= ord(character) <= 0xDFFF for character in params.guide):
         raise GuideRefused("has half of a surrogate pair, which no output holds")
+    schemas = _Schemas(params)
     try:
-        grammar = _lark(params) if params.guide_type is GuideType.LARK_GRAMMAR else _written(params)
+        read = _lark if params.guide_type is GuideType.LARK_GRAMMAR else _written
+        grammar = read(params, schemas)
     except RecursionError:
         raise GuideRefused("is nested too deeply") from None
     _check(grammar)
-    return Translated(grammar)
+    return Translated(grammar, tuple(schemas.not_enforced))
 
 
-def json_value(schema: Any, white_space: WhiteSpace) -> Json:
-    """JSON that follows a schema."""
-    first, further = _edges(schema)
-    if white_space is WhiteSpace.FREE:
-        first |= _mask(" \t\n\r")
-    whole = {**schema, "x-guidance": SPACING[white_space]} if isinstance(schema, dict) else schema
-    return Json(json.dumps(whole), first, further)
+class _Schemas:
+    """Of one request: what becomes of each of its schemas."""
+
+    def __init__(self, params: GuidedDecodingParams) -> None:
+        self._params = params
+        self.not_enforced: list[tuple[str, str]] = []
+
+    def json_value(self, schema: Any, pointer: str = "", *, is_compact: bool = False) -> Json:
+        """JSON that follows the schema at `pointer` of the guide."""
+        if schema is False:
+            raise GuideRefused("has a schema that allows nothing", pointer=pointer)
+        first, further = _edges(schema)
+        spacing = SPACING[WhiteSpace.COMPACT if is_compact else self._params.white_space]
+        whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": spacing}
+        return Json(json.dumps(whole), first, further)
 
 
-def _written(params: GuidedDecodingParams) -> str:
-    grammar = _grammar(params)
+def _written(params: GuidedDecodingParams, schemas: _Schemas) -> str:
+    grammar = _grammar(params, schemas)
     if params.reasoning is not None:
         grammar = Grammar(Sequence((_thought(params.reasoning), grammar.start)), grammar.rules)
     return write_lark(grammar)
 
 
-def _grammar(params: GuidedDecodingParams) -> Grammar:
+def _grammar(params: GuidedDecodingParams, schemas: _Schemas) -> Grammar:
     kind, guide = params.guide_type, params.guide
     if kind is GuideType.REGEX:
         return Grammar(read_regex(guide))
@@ -95,14 +104,9 @@ def _grammar(params: GuidedDecodingParams) -> Grammar:
     if kind is GuideType.CHOICE:
         return Grammar(Either(tuple(Text(text) for text in dict.fromkeys(json.loads(guide)))))
     if kind is GuideType.STRUCTURAL_TAG:
-        return read_structural_tag(
-            json.loads(guide),
-            lambda schema, pointer, is_compact: json_value(
-                schema, WhiteSpace.COMPACT if is_compact else params.white_space
-            ),
-        )
+        return read_structural_tag(json.loads(guide), schemas.json_value)
     schema = json.loads(guide) if kind is GuideType.JSON_SCHEMA else ANY_OBJECT
-    return Grammar(json_value(schema, params.white_space))
+    return Grammar(schemas.json_value(schema))
 
 
 def _thought(reasoning: Reasoning) -> Node:
@@ -117,25 +121,20 @@ def _thought(reasoning: Reasoning) -> Node:
     return thought if reasoning.is_open else optional(thought)
 
 
-def _lark(params: GuidedDecodingParams) -> str:
-    text = read_lark(params.guide, lambda schema: json_value(json.loads(schema), params.white_space))
+def _lark(params: GuidedDecodingParams, schemas: _Schemas) -> str:
     if params.reasoning is None:
-        return HEADER + text
-    names = set(re.findall(r"[A-Za-z0-9_-]+", text))
-    start = next(name for name in _names("answer") if name not in names)
-    own = re.sub(r"\bstart\b", start, text)
-    thought = write_lark(Grammar(_thought(params.reasoning))).removeprefix(HEADER)
-    before = next(name for name in _names("thought") if name not in names)
-    terminal = next(name for name in _names("THOUGHT") if name not in names)
-    thought = re.sub(r"\bstart\b", before, re.sub(r"\bT(\d+)\b", rf"{terminal}\1", thought))
-    return f"{HEADER}start: {before} {start}\n{thought}{own}"
+        return HEADER + read_lark(params.guide, schemas.json_value)
+    answer, thought, terminal = (_unused(name, params.guide) for name in ("answer", "thought", "THOUGHT"))
+    lines = write_lark(Grammar(_thought(params.reasoning))).removeprefix(HEADER)
+    lines = re.sub(rf"\b{START}\b", thought, re.sub(r"\bT(\d+)\b", rf"{terminal}\1", lines))
+    return f"{HEADER}{START}: {thought} {answer}\n{lines}{read_lark(params.guide, schemas.json_value, answer)}"
 
 
-def _names(prefix: str) -> Iterator[str]:
-    number = 0
-    while True:
-        yield prefix + "_x" * number if prefix.islower() else prefix + "X" * number
-        number += 1
+def _unused(name: str, text: str) -> str:
+    """A name that does not occur in the text, of rules or terminals as its letters are small or large."""
+    while name in text:
+        name += name[-1]
+    return name
 
 
 def _edges(schema: Any) -> tuple[int, int]:

@@ -74,6 +74,13 @@ def test_masks_never_ask_the_tokenizer_for_its_own_way_of_writing() -> None:
         assert translate(params).grammar.startswith('%llguidance {"no_forcing": true}\n')
 
 
+def test_free_white_space_is_within_json_alone() -> None:
+    reasoning = Reasoning(opening="<think>", closing="</think>")
+    guided = acceptance(GuideType.JSON, reasoning=reasoning, white_space=WhiteSpace.FREE)
+    texts = ('{ "a" :1}', "<think></think>\n{ }", " {}", "{} ")
+    assert [text for text in texts if guided.takes(text)] == ['{ "a" :1}', "<think></think>\n{ }"]
+
+
 def test_equal_guides_have_equal_grammars() -> None:
     first = translate(GuidedDecodingParams(guide_type=GuideType.CHOICE, guide=CHOSEN))
     assert first == translate(GuidedDecodingParams(guide_type=GuideType.CHOICE, guide=CHOSEN))

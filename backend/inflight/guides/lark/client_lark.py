@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 from inflight.guides.lark.expression import Json
 from inflight.guides.refusal import GuideRefused
@@ -22,6 +23,7 @@ PART = re.compile(
       |(?P<token><[^\s<>"]+>)
       |(?P<grammar>@[A-Za-z0-9_-]+)
       |(?P<attribute>\b(?:stop|max_tokens|temperature)\b(?=[ \t]*=))
+      |(?P<name>[A-Za-z_][A-Za-z0-9_-]*)
       |(?P<times>\{[^}\n]*\}|~[ \t]*\d[\d. \t]*)
       |(?P<other>[\s\S])""",
     re.X,
@@ -33,10 +35,11 @@ REFUSED = {
 }
 COMMANDS = ("%json", "%regex", "%import", "%ignore", "%declare")
 MAX_TIMES = 1_000
+START = "start"
 
 
-def read_lark(text: str, json_of: Callable[[str], Json]) -> str:
-    """The grammar with its schemas in place, without a header. Raises GuideRefused."""
+def read_lark(text: str, json_of: Callable[[Any], Json], start: str = START) -> str:
+    """The grammar with its schemas in place, its first rule named `start`, and no header. Raises GuideRefused."""
     written: list[str] = []
     place = 0
     decoder = json.JSONDecoder()
@@ -58,8 +61,8 @@ def read_lark(text: str, json_of: Callable[[str], Json]) -> str:
                 value, place = decoder.raw_decode(text, space.end())
             except (ValueError, RecursionError):
                 raise _error(f"{part} is not followed by valid JSON", text, found.start()) from None
-            part += " " + (json_of(json.dumps(value)).schema if part == "%json" else json.dumps(value))
-        written.append(part)
+            part += " " + (json_of(value).schema if part == "%json" else json.dumps(value))
+        written.append(start if kind == "name" and part == START else part)
     if not re.search(r"^[ \t]*start\b", text, re.M):
         raise GuideRefused("has no rule named start, which the output would follow")
     return "".join(written)

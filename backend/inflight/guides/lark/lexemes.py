@@ -1,9 +1,9 @@
 """Which parts of a grammar become terminals, so that the library's lexer loses no text.
 
-The lexer reads terminals greedily and never goes back (https://github.com/guidance-ai/llguidance, docs/syntax.md): of
-`/a*/ "ab"` it reads no text at all. So a part is one terminal only if its end is certain: no character that may follow
-it could also continue it, nor continue another terminal that may stand in its place. Terminals for which this is not
-known are cut to their parts, down to single characters, among which nothing is ambiguous.
+The lexer reads terminals greedily and never goes back: of `/a*/ "ab"` it reads no text at all. So a part is one terminal
+only if its end is certain: no character that may follow it could also continue it, nor continue another terminal that
+may stand in its place. Terminals for which this is not known are cut to their parts, down to single characters, among
+which nothing is ambiguous. Several schemas in one place are the library's to tell apart: it reads them as alternatives.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class _Positions:
                     if (place > number or isinstance(rival, Text)) and first_mask(node) & first_mask(rival):
                         if not _are_told_apart(node, rival):
                             yield node, rival
-                        if _may_be_equal(node, rival) and places[node] != places[rival]:
+                        elif _may_be_equal(node, rival) and places[node] != places[rival]:
                             waiting.append(places[node] | places[rival])
 
 

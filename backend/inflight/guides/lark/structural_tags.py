@@ -5,7 +5,7 @@ in each. Tags are text; what asks for tokens is refused, as are the styles of sc
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from inflight.errors import InvalidRequest
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
@@ -33,8 +33,13 @@ from inflight.guides.limits import MAX_EXPANDED
 from inflight.guides.refusal import GuideRefused
 
 Form = dict[str, Any]
-JsonOf = Callable[[Any, str, bool], Json]
-"""Of a schema, its pointer, and whether white space is left out."""
+
+
+class JsonOf(Protocol):
+    """What becomes of a schema, and where that is refused."""
+
+    def __call__(self, schema: Any, pointer: str, *, is_compact: bool) -> Json: ...
+
 
 FIELDS = {
     "const_string": {"value"},
@@ -125,7 +130,9 @@ class _Reader:
             if form.get(name, default) != default:
                 raise GuideRefused("asks for JSON in a way that is not served", pointer=at, keyword=name)
         return self._json_of(
-            _value(form, "json_schema", (dict, bool), at), f"{at}/json_schema", form.get("max_whitespace_cnt") == 0
+            _value(form, "json_schema", (dict, bool), at),
+            f"{at}/json_schema",
+            is_compact=form.get("max_whitespace_cnt") == 0,
         )
 
     def _any_text(self, form: Form, at: str, ends: tuple[str, ...]) -> Node:

@@ -1,4 +1,4 @@
-"""From expressions to llguidance's Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md)."""
+"""From expressions to llguidance's Lark (its page on syntax, at https://github.com/guidance-ai/llguidance)."""
 
 from __future__ import annotations
 

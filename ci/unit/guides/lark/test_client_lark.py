@@ -34,9 +34,18 @@ def test_white_space_of_its_json_is_the_requests() -> None:
 
 def test_a_reasoning_comes_before_it() -> None:
     reasoning = Reasoning(opening="<think>", closing="</think>")
-    guided = acceptance(GuideType.LARK_GRAMMAR, 'start: "a" thought?\nthought: "b" start', reasoning=reasoning)
-    texts = ("a", "aba", "<think>x</think>\n\naba", "<think>a", "ab")
-    assert [text for text in texts if guided.takes(text)] == ["a", "aba", "<think>x</think>\n\naba"]
+    guided = acceptance(
+        GuideType.LARK_GRAMMAR,
+        'start: "a" thought?  // start\nthought: "b" start | "start" THOUGHT0\nTHOUGHT0: "!"',
+        reasoning=reasoning,
+    )
+    texts = ("a", "aba", "<think>x</think>\n\naba", "<think>a", "ab", "astart!", "aanswer!")
+    assert [text for text in texts if guided.takes(text)] == [
+        "a",
+        "aba",
+        "<think>x</think>\n\naba",
+        "astart!",
+    ]
 
 
 @pytest.mark.parametrize(
