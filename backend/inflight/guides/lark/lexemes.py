@@ -1,6 +1,6 @@
 """Which parts of a grammar become terminals, so that the library's lexer loses no text.
 
-The lexer reads terminals greedily and never goes back: of `/a*/ "ab"` it reads no text at all. So a part is one terminal
+The lexer reads terminals greedily and never goes back: of `/a*/ "ab"` it reads no text at all. So a part is a terminal
 only if its end is certain: no character that may follow it could also continue it, nor continue another terminal that
 may stand in its place. Terminals for which this is not known are cut to their parts, down to single characters, among
 which nothing is ambiguous. Several schemas in one place are the library's to tell apart: it reads them as alternatives.

@@ -17,6 +17,8 @@ from inflight.guides.refusal import GuideRefused
 
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
+ASCII, DOTALL, IGNORECASE = int(re.ASCII), int(re.DOTALL), int(re.IGNORECASE)
+MULTILINE, VERBOSE = int(re.MULTILINE), int(re.VERBOSE)
 STAND_INS = 0xF0000
 """First of the characters that stand for classes."""
 PROPERTY = re.compile(r"\\[pP](?:[A-Z]|\{\^?[A-Za-z_=]{1,40}\})")
@@ -66,7 +68,7 @@ def read_regex(pattern: str) -> Node:
         raise GuideRefused(f"is no regular expression: {reason[:80]}{where}") from None
     except (OverflowError, RecursionError):
         raise GuideRefused("is a regular expression beyond the bounds of Python's parser") from None
-    return _Reader(classes).sequence(parsed, parsed.state.flags, True, True)
+    return _Reader(classes).sequence(parsed, int(parsed.state.flags), True, True)
 
 
 def _stand_ins(pattern: str) -> tuple[str, dict[int, str]]:
@@ -110,9 +112,9 @@ class _Reader:
 
     def sequence(self, parsed: Any, flags: int, at_start: bool, at_end: bool) -> Node:
         """`at_start`, `at_end`: nothing can stand before, behind it."""
-        if flags & re.MULTILINE:
+        if flags & MULTILINE:
             raise GuideRefused("has a regular expression with the flag (?m), which is not served")
-        if flags & re.VERBOSE:
+        if flags & VERBOSE:
             raise GuideRefused("has a regular expression with the flag (?x), which is not served")
         items = list(parsed)
         behind = len(items)
@@ -135,7 +137,7 @@ class _Reader:
         if name == "LITERAL":
             return self._literal(value, flags)
         if name == "ANY":
-            return Characters(is_negated=True, ranges=() if flags & re.DOTALL else ((0x0A, 0x0A),))
+            return Characters(is_negated=True, ranges=() if flags & DOTALL else ((0x0A, 0x0A),))
         if name == "NOT_LITERAL":
             return self._set([(_parser.NEGATE, None), (_parser.LITERAL, value)], flags)
         if name == "IN":
@@ -144,7 +146,7 @@ class _Reader:
             return Either(tuple(self.sequence(branch, flags, at_start, at_end) for branch in value[1]))
         if name == "SUBPATTERN":
             _, added, removed, inner = value
-            return self.sequence(inner, (flags | added) & ~removed, at_start, at_end)
+            return self.sequence(inner, (flags | int(added)) & ~int(removed), at_start, at_end)
         if name in ("MAX_REPEAT", "MIN_REPEAT"):
             low, high, inner = value
             one = high == 1
@@ -156,7 +158,7 @@ class _Reader:
         if code in self._classes:
             return Characters(classes=(self._classes[code],))
         _check_character(code)
-        if flags & re.IGNORECASE and len(ranges := _folded(code, code, flags)) > 1:
+        if flags & IGNORECASE and len(ranges := _folded(code, code, flags)) > 1:
             return Characters(ranges=ranges)
         return Text(chr(code))
 
@@ -164,7 +166,7 @@ class _Reader:
         ranges: list[tuple[int, int]] = []
         classes: list[str] = []
         is_negated = False
-        categories = ASCII_CATEGORIES if flags & re.ASCII else CATEGORIES
+        categories = ASCII_CATEGORIES if flags & ASCII else CATEGORIES
         for op, value in items:
             name = str(op)
             if name == "NEGATE":
@@ -184,7 +186,7 @@ class _Reader:
                 if low in self._classes or high in self._classes:
                     raise GuideRefused("has a regular expression with a class of characters as the end of a range")
                 _check_character(low)
-                ranges += _folded(low, high, flags) if flags & re.IGNORECASE else [(low, high)]
+                ranges += _folded(low, high, flags) if flags & IGNORECASE else [(low, high)]
         return Characters(tuple(dict.fromkeys(ranges)), tuple(dict.fromkeys(classes)), is_negated)
 
 
@@ -214,7 +216,7 @@ def _folded(low: int, high: int, flags: int) -> tuple[tuple[int, int], ...]:
     """The characters of a range, and those that differ in their case alone."""
     if high - low >= MAX_FOLDED_RANGE:
         raise GuideRefused(f"ignores the case of a range of more than {MAX_FOLDED_RANGE} characters")
-    if flags & re.ASCII:
+    if flags & ASCII:
         own = [chr(code) for code in range(low, high + 1) if code < 128]
     else:
         own = [chr(code) for code in range(low, high + 1)]

@@ -32,7 +32,10 @@ ANY = "(?s:.*)"
 
 def write_lark(grammar: Grammar) -> str:
     """Raises GuideRefused if it is beyond the bounds, or ambiguous in a way that the library cannot read."""
-    return _Writer(_ending(_inlined(grammar))).text()
+    if grammar.rules:
+        return _Writer(_ending(_inlined(grammar))).text()
+    _check_size(expanded(grammar.start))
+    return _Writer(grammar).text()
 
 
 def _ending(grammar: Grammar) -> Grammar:
@@ -97,11 +100,15 @@ def _inlined(grammar: Grammar) -> Grammar:
     total = expanded(grammar.start, sizes)
     for name, node in grammar.rules.items():
         total += 0 if name in done else expanded(node, sizes)
-    if total > MAX_EXPANDED:
-        raise GuideRefused(f"has more than {MAX_EXPANDED} parts, counting each as often as it is repeated")
+    _check_size(total)
     start = _replaced(grammar.start, done)
     rest = {name: _replaced(node, done) for name, node in grammar.rules.items() if name not in done}
     return Grammar(start, {name: rest[name] for name in _reached(start, rest)})
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_EXPANDED:
+        raise GuideRefused(f"has more than {MAX_EXPANDED} parts, counting each as often as it is repeated")
 
 
 def _reached(start: Node, rules: dict[str, Node]) -> list[str]:
