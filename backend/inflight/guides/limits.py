@@ -15,6 +15,8 @@ MAX_TERMINALS = 3_000
 """Places of terminals in a grammar."""
 MAX_NEIGHBOURS = 12_000
 """Steps of finding the terminals that may follow each other or stand in one place."""
+MAX_RULE_TIMES = 1_000
+"""Repetitions within each other, multiplied, of what is no terminal."""
 MAX_ROUNDS = 4
 """Times that terminals are cut, before all are cut to characters."""
 MAX_FOLDED_RANGE = 1_000

@@ -22,7 +22,7 @@ from inflight.guides.lark.expression import (
 )
 from inflight.guides.lark.lexemes import Terminals, is_nullable
 from inflight.guides.lark.python_regex import set_source
-from inflight.guides.limits import MAX_EXPANDED, MAX_RULES, MAX_TERMINAL
+from inflight.guides.limits import MAX_EXPANDED, MAX_RULE_TIMES, MAX_RULES, MAX_TERMINAL
 from inflight.guides.refusal import GuideRefused
 
 HEADER = '%llguidance {"no_forcing": true}\n'
@@ -141,7 +141,8 @@ class _Writer:
         lines += [f"{self._names[name]}: {self._rule(node)}" for name, node in self._grammar.rules.items()]
         return HEADER + "\n".join([*lines, *self._lines]) + "\n"
 
-    def _rule(self, node: Node) -> str:
+    def _rule(self, node: Node, times: int = 1) -> str:
+        """`times`: that the repetitions around it repeat it."""
         if isinstance(node, Reference):
             return self._names[node.name]
         if node == NOTHING:
@@ -158,7 +159,11 @@ class _Writer:
             return self._rule_of(node)
         if isinstance(node, Text):
             return f"({' '.join(map(self._rule, map(Text, node.value)))})"
-        inner = [self._rule(child) for child in children(node)]
+        if isinstance(node, Repeat):
+            times *= max(node.low, node.high or 1)
+            if times > MAX_RULE_TIMES:
+                raise GuideRefused(f"repeats parts that are no single expression more than {MAX_RULE_TIMES} times")
+        inner = [self._rule(child, times) for child in children(node)]
         if isinstance(node, Sequence):
             return f"({' '.join(inner)})" if inner else '""'
         if isinstance(node, Either):
