@@ -9,11 +9,11 @@ MAX_EXPANDED = 20_000
 """Characters, sets and references of a guide, each counted as often as the repetitions around it repeat it."""
 MAX_RULES = 1_000
 """Rules of a grammar."""
-MAX_TERMINAL = 1_000
+MAX_TERMINAL = 500
 """Expanded parts of a rule that is written into its users, instead of being referred to."""
 MAX_TERMINALS = 3_000
 """Places of terminals in a grammar."""
-MAX_NEIGHBOURS = 12_000
+MAX_NEIGHBOURS = 10_000
 """Steps of finding the terminals that may follow each other or stand in one place."""
 MAX_RULE_TIMES = 1_000
 """Repetitions within each other, multiplied, of what is no terminal."""
