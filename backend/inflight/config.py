@@ -27,6 +27,7 @@ from inflight.config_keys import (
 )
 from inflight.config_ranks import check_ranks
 from inflight.errors import ConfigurationError, InvalidRequest
+from inflight.guided_decoding import GuidedDecodingBackend
 from inflight.speculative_decoding import (
     NO_LOOKAHEAD,
     DraftTargetDecodingConfig,
@@ -134,6 +135,7 @@ class EngineConfig:
     inter_token_latency_target_ms: int = 0
     """Milliseconds that a step beside running decodes may take, which bounds the chunks of prompts in it; 0 = any."""
     batch_scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
+    guided_decoding_backend: GuidedDecodingBackend = GuidedDecodingBackend.LLGUIDANCE
     """guaranteed_no_evict, max_utilization or static_batch."""
     priority_preemption: bool = False
     """Requests of higher priority pause running ones of lower priority if rows or KV blocks are short."""

@@ -123,7 +123,6 @@ UNSUPPORTED_KEYS: dict[str, tuple[str, ...] | None] = {
     "medusa_choices": (),
     "eagle_choices": (),
     "lora_prefetch_dir": (),
-    "guided_decoding_backend": ("xgrammar",),
     "xgrammar_tokenizer_info_path": (),
     "speculative_decoding_fast_logits": ("false",),
     "gpu_weights_percent": ("1", "1.0"),

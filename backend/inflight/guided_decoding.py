@@ -16,8 +16,19 @@ MAX_GUIDE_BYTES = 8192
 """Of a regular expression or a grammar."""
 MAX_JSON_GUIDE_BYTES = 65536
 """Of a schema, or of tags with the schemas of many tools."""
+MAX_GRAMMAR_CHARACTERS = 1024 * 1024
+"""Of what a guide is translated to."""
 MAX_NESTING = 32
 """Depth of the brackets in a guide."""
+
+
+class GuidedDecodingBackend(str, Enum):
+    """The library that follows guides."""
+
+    LLGUIDANCE = "llguidance"
+    """A guide is followed exactly, or refused; its limits count work."""
+    XGRAMMAR = "xgrammar"
+    """It takes more schemas, and drops in silence what it cannot express; neither time nor memory is bounded."""
 
 
 class GuideType(str, Enum):
@@ -76,10 +87,17 @@ class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defau
     """Of JSON in the output."""
     is_strict: bool = True
     """Of a schema: True refuses what cannot be enforced; False says of it that it is not."""
+    grammar: str = ""
+    """What the front has made of it for llguidance (inflight.guides.translate); "" = nothing yet, or XGrammar follows
+    the guide as it is."""
 
     def validate(self) -> None:
         """Raise InvalidRequest, with one sentence, if it is outside the bounds or certainly no such guide."""
         name = self.guide_type.value
+        if self.grammar:
+            if len(self.grammar) > MAX_GRAMMAR_CHARACTERS:
+                raise InvalidRequest(f"the guide needs a grammar of more than {MAX_GRAMMAR_CHARACTERS} characters")
+            return  # the front has seen to the rest
         if self.reasoning is not None and not (self.reasoning.opening and self.reasoning.closing):
             raise InvalidRequest("the reasoning before a grammar needs an opening and a closing tag")
         if self.guide_type is GuideType.JSON:

@@ -44,7 +44,7 @@ from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
 
-PREPARATION_POLL_SECONDS = 0.005
+PREPARATION_POLL_SECONDS = 0.001
 """How often grammars and adapters are looked after that requests wait for while nothing else happens."""
 FRONT = b""
 """Name of the only front, for the RequestBook."""

@@ -292,6 +292,7 @@ def _describe(
         weight_dtype=quantized or dtype_name,
         kv_cache_dtype="fp8" if config.kv_cache_dtype == "fp8" else dtype_name,
         deterministic=config.deterministic,
+        guided_decoding_backend=config.guided_decoding_backend,
         num_ranks=config.num_ranks,
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,

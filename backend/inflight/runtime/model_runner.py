@@ -44,6 +44,7 @@ from inflight.runtime.device import (
 from inflight.runtime.drafts import fill_in
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.guidance import Guidance
+from inflight.runtime.guided.libraries import make_library
 from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import ITS_OWN, LoadedEngine, RankResources, load_engine
@@ -210,7 +211,7 @@ class ModelRunner:
             config=config,
             thread=thread,
             rank_group=rank_group,
-            grammars=_grammars(config, engine.limits.vocab_size) if rank_group.rank == 0 else None,
+            grammars=_grammars(config, engine.limits.vocab_size, engine.device.type) if rank_group.rank == 0 else None,
             post_processors=post_processors,
             adapters=adapters,
             adapter_library=library,
@@ -391,7 +392,7 @@ class ModelRunner:
         self._groups.close()
 
 
-def _grammars(config: EngineConfig, vocab_size: int) -> Grammars:
+def _grammars(config: EngineConfig, vocab_size: int, device_type: str) -> Grammars:
     folder = config.tokenizer_dir or config.gpt_model_path
-    # Requests that wait for ranks may have grammars.
-    return Grammars(folder, vocab_size, config.max_batch_size, is_prepared=config.spare_ranks > 0)
+    library = make_library(config.guided_decoding_backend, device_type)
+    return Grammars(folder, vocab_size, config.max_batch_size, library)

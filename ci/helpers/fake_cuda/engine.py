@@ -19,7 +19,8 @@ from inflight.lora import AdapterModule, AdapterOrders, AdapterPart
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_store import AdapterStore
-from inflight.runtime.guided.messages import Mask
+from inflight.runtime.guided.grammars import GrammarState
+from inflight.runtime.guided.outputs import Mask
 from inflight.runtime.host_blocks import HostBlocks
 from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.runtime.model_runner import ModelRunner
@@ -34,7 +35,9 @@ POST_PROCESSOR = "scaled"
 
 
 class AnyText:
-    """Grammars that allow everything. Stands for Grammars, Grammar and Matcher in one."""
+    """Grammars that allow everything. Stands for Grammars, Grammar and Output in one."""
+
+    state = GrammarState.READY
 
     def __init__(self, vocab_size: int) -> None:
         self._bits = b"\xff" * (-(-vocab_size // 32) * 4)
@@ -42,14 +45,14 @@ class AnyText:
     def find(self, *_: Any) -> AnyText:
         return self
 
-    def make_matcher(self, *_: Any) -> AnyText:
+    def start(self, *_: Any) -> AnyText:
         return self
 
-    def wait(self, _: Any, count: int) -> list[Mask]:
-        return [Mask(0, self._bits)] * count
+    def wait(self, count: int) -> list[Mask]:
+        return [Mask(self._bits)] * count
 
     def __getattr__(self, name: str) -> Any:
-        """begin_step, advance, send, close_matcher, close"""
+        """begin, begin_step, advance, submit, close"""
         if name.startswith("_"):
             raise AttributeError(name)
         return lambda *_: None

@@ -6,8 +6,6 @@ Run: pytest ci/unit/executor/test_guided_drafts.py
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,8 @@ from inflight.executor.in_process import InProcessExecutor
 from inflight.guided_decoding import GuideType, Reasoning
 from inflight.output_config import OutputConfig
 from inflight.result import FinishReason
-from inflight.runtime.guided.grammar import Grammar
+from inflight.runtime.guided.llguidance_library import TOO_COMPLEX
+from inflight.runtime.guided.outputs import Mask, Output
 from inflight.sampling_config import SamplingConfig
 from inflight.sequence_seed import sequence_seed
 from inflight.speculative_decoding import ExternalDraftTokensConfig, NGramDecodingConfig
@@ -216,22 +215,24 @@ def test_end_tokens_among_drafts_and_min_tokens_behind_the_end(
         assert tokens_of(result) == expected and num_drafts(result)[1] > 5
 
 
-def test_a_grammar_that_ends_while_drafts_are_verified_costs_its_own_request_an_error(
+def test_a_limit_that_is_met_behind_drafts_costs_its_own_request_an_error(
     service: GenerationExecutor, plain: dict[Case, GenerationResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed: list[int] = []
-    begin_step = Grammar.begin_step
+    expected = tokens_of(plain["form", 2])
+    masks_behind, met = Output.masks_behind, []
 
-    def killing(grammar: Grammar, matcher: Any, drafts: list[int]) -> None:
-        begin_step(grammar, matcher, drafts)
-        if drafts and grammar.params == ALL["form"] and not killed:
-            killed.append(int((grammar._clock >> 3) ^ -1))
-            os.kill(killed[0], signal.SIGKILL)
+    def meeting(output: Output, drafts: list[int], *rest: Any) -> list[Mask]:
+        found = masks_behind(output, drafts, *rest)
+        place = next((place for place in range(len(expected)) if list(expected[place:][: len(drafts)]) == drafts), None)
+        if met or place is None or len(drafts) < 4:
+            return found
+        met.append(place)
+        return [Mask(b"", TOO_COMPLEX)] * len(drafts)
 
-    monkeypatch.setattr(Grammar, "begin_step", killing)
+    monkeypatch.setattr(Output, "masks_behind", meeting)
     beside = start(service, "tale", 2)
-    with pytest.raises(InvalidRequest, match="ended"):
-        start(service, "form", 2, **drafted(tokens_of(plain["form", 2]), "right")).result(timeout=240)
+    with pytest.raises(InvalidRequest, match="too ambiguous"):
+        start(service, "form", 2, **drafted(expected, "right")).result(timeout=240)
     check(beside, plain["tale", 2])
-    assert killed
+    assert met
     check(start(service, "form", 2), plain["form", 2])

@@ -6,11 +6,13 @@ Run: pytest ci/unit/executor/test_guided_requests.py
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
-from guides import BOMBS, GUIDES, slow_to_compile
+from guides import BOMBS, GUIDES, HEAVY, guide
 from replays import replay_after
 
 from inflight.config import EngineConfig
@@ -18,6 +20,7 @@ from inflight.errors import InvalidRequest, RequestTimedOut
 from inflight.executor.front.generation_result import GenerationResult
 from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
+from inflight.guided_decoding import GuideType
 from inflight.result import FinishReason
 from inflight.sampling_config import SamplingConfig
 from inflight.text.tokenizer import Tokenizer
@@ -131,36 +134,55 @@ def test_min_tokens_leave_an_output_that_parses(service: GenerationExecutor) -> 
     assert GUIDES["structural_tag"][1](text(output.token_ids)) and len(output.token_ids) == 41
 
 
+@contextmanager
+def no_grammar_is_compiled(service: GenerationExecutor) -> Iterator[None]:
+    """Requests with new guides wait for theirs."""
+    executor = service._executor
+    assert isinstance(executor, InProcessExecutor)
+    grammars = executor._leader._book._leases._grammars
+    assert grammars is not None
+    goes_on = Event()
+    grammars._compiling.submit(goes_on.wait)
+    try:
+        yield
+    finally:
+        goes_on.set()
+
+
 def test_cancelling_while_it_waits_and_while_it_runs(service: GenerationExecutor) -> None:
     running = start(service, 1, "json", streaming=True)
     next(iter(running))
     running.abort()
     assert running.result(timeout=240).finish_reason in (FinishReason.CANCELLED, FinishReason.END_ID)
-    waiting = start(service, 1, guided_decoding_params=slow_to_compile("b"))
-    waiting.abort()
-    with pytest.raises(Exception, match="stopped"):
-        waiting.result(timeout=240)
+    with no_grammar_is_compiled(service):
+        waiting = start(service, 1, guided_decoding_params=guide(GuideType.REGEX, "b{7}"))
+        waiting.abort()
+        with pytest.raises(Exception, match="stopped"):
+            waiting.result(timeout=240)
 
 
 def test_a_deadline_holds_while_its_grammar_is_compiled(service: GenerationExecutor) -> None:
-    slow = slow_to_compile("c")
-    with pytest.raises(RequestTimedOut, match="allotted"):
+    slow = guide(GuideType.REGEX, "c{7}")
+    with no_grammar_is_compiled(service), pytest.raises(RequestTimedOut, match="allotted"):
         start(service, 1, guided_decoding_params=slow, allotted_time_ms=50).result(timeout=240)
 
 
 def test_bombs_cost_their_senders_an_error_and_nobody_a_token(service: GenerationExecutor) -> None:
     free = start(service, 1, max_tokens=60).result(timeout=240).token_ids
     beside = [start(service, 1, max_tokens=60), start(service, 2, "json_schema")]
-    bombs = [start(service, seed, guided_decoding_params=bomb) for seed, bomb in enumerate(BOMBS.values())]
+    heavy = [start(service, 1, guided_decoding_params=params, max_tokens=60) for params in HEAVY.values()]
+    for seed, bomb in enumerate(BOMBS.values()):
+        with pytest.raises(InvalidRequest, match=r"gramm|guide"):
+            start(service, seed, guided_decoding_params=bomb)
+    for result in heavy:
+        with suppress(InvalidRequest):
+            result.result(timeout=240)
     assert beside[0].result(timeout=240).token_ids == free
     check("json_schema", beside[1])
-    for bomb in bombs:
-        with pytest.raises(InvalidRequest, match=r"gramm|guide"):
-            bomb.result(timeout=240)
 
 
 def test_nothing_is_left(service: GenerationExecutor) -> None:
-    """After all of the above: no grammar is leased, no matcher is open."""
+    """After all of the above: no grammar is leased."""
     executor = service._executor
     assert isinstance(executor, InProcessExecutor)
     start(service, 1, max_tokens=2).result(timeout=240)
@@ -168,4 +190,4 @@ def test_nothing_is_left(service: GenerationExecutor) -> None:
     leases = book._leases
     assert not leases._guided and not book._preparing and leases._grammars is not None
     for grammar in leases._grammars._grammars.values():
-        assert grammar.num_leases == 0 and grammar.num_matchers == 0
+        assert grammar.num_leases == 0

@@ -62,7 +62,7 @@ def test_a_reasoning_that_the_prompt_began_must_end() -> None:
     assert not guided.takes("{}") and not guided.takes("<think>") and guided.begins("<think>")
 
 
-@pytest.mark.parametrize("name", [name for name in BOMBS if name not in ("stars in a row", "rules that double")])
+@pytest.mark.parametrize("name", BOMBS)
 def test_a_guide_that_does_harm_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         translate(BOMBS[name])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import xgrammar
 
-from inflight.runtime.guided.messages import MAX_FORCED
+from inflight.runtime.guided.library import GrammarLibrary, GrammarRefused, State, Words
 from inflight.runtime.guided.vocabulary import Vocabulary
 
+MAX_FORCED = 32
+"""Forced tokens that are found at once."""
 MAX_CHARACTERS = 16 * MAX_FORCED
 """Of the text that is split into tokens at once."""
 ANCHOR = "\n"
@@ -16,40 +17,41 @@ with what follows in the middle of a text."""
 
 
 class ForcedText:
-    """Finds the forced tokens of outputs that follow one grammar."""
+    """Finds the forced tokens of outputs. Used by one thread."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, library: GrammarLibrary) -> None:
         self._tokenizer = vocabulary.tokenizer
+        self._library = library
         self._num_bytes = vocabulary.num_bytes
-        self._words = np.zeros((1, -(-len(vocabulary.num_bytes) // 32)), dtype=np.int32)
+        self._words: Words = np.zeros((1, -(-len(vocabulary.num_bytes) // 32)), dtype=np.uint32)
         self._anchor = vocabulary.tokenizer.encode(ANCHOR, add_special_tokens=False).ids
 
-    def next_tokens(self, matcher: xgrammar.GrammarMatcher) -> list[int]:
-        """At most MAX_FORCED. Changes nothing of the matcher, unless it raises what the library raises.
+    def next_tokens(self, state: State) -> list[int]:
+        """At most MAX_FORCED. Changes nothing of the state.
 
         The text is split as the tokenizer splits it, because models were trained on that. Its last token is left out if
         the grammar allows one that goes on behind the forced text: such a token is the likelier one.
         """
-        try:
-            text = matcher.find_jump_forward_string()
-        except UnicodeDecodeError:  # it ends within a character
-            return []
+        text = state.forced_text()
         if len(text) < 2:
             return []
         num_accepted = 0
         token_ids = self._split(text[:MAX_CHARACTERS])
-        for token_id in token_ids[:MAX_FORCED]:
-            if not matcher.accept_token(token_id):
-                break
-            num_accepted += 1
-        token_ids = token_ids[:num_accepted]
-        if token_ids:
-            matcher.rollback(1)
-            num_accepted -= 1
-            if self._goes_on(matcher, token_ids[-1]):
-                del token_ids[-1]
+        try:
+            for token_id in token_ids[:MAX_FORCED]:
+                if not state.accept(token_id):
+                    break
+                num_accepted += 1
+            token_ids = token_ids[:num_accepted]
+            if token_ids:
+                state.rollback(1)
+                num_accepted -= 1
+                if self._goes_on(state, token_ids[-1]):
+                    del token_ids[-1]
+        except GrammarRefused:
+            token_ids = []
         if num_accepted:
-            matcher.rollback(num_accepted)
+            state.rollback(num_accepted)
         return token_ids
 
     def _split(self, text: str) -> list[int]:
@@ -63,8 +65,8 @@ class ForcedText:
         length = len(self._anchor)
         return token_ids[length:] if token_ids[:length] == self._anchor else []
 
-    def _goes_on(self, matcher: xgrammar.GrammarMatcher, token_id: int) -> bool:
+    def _goes_on(self, state: State, token_id: int) -> bool:
         """Whether a longer token is allowed in the place of this one, which ends the forced text."""
-        matcher.fill_next_token_bitmask(self._words, 0)
+        self._library.fill([state], self._words)
         allowed = np.unpackbits(self._words[0].view(np.uint8), bitorder="little", count=len(self._num_bytes))
         return bool(self._num_bytes[allowed.view(bool)].max(initial=0) > self._num_bytes[token_id])

@@ -1,161 +1,155 @@
 """The compiled grammars of an engine, on its leader rank: at most one for equal parameters, kept in a bounded cache.
 
 A request leases its grammar while it is in flight. Grammars without a lease are kept for later requests until there is
-no room for another one: the one used least recently goes first. Used on the worker loop's thread alone.
+no room for another one: the one used least recently goes first. Used on the worker loop's thread alone; a thread of
+its own compiles.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
+import logging
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from enum import Enum
 from pathlib import Path
 
 from inflight.guided_decoding import GuidedDecodingParams
-from inflight.runtime.guided.grammar import CRASHED, Grammar, GrammarState
-from inflight.runtime.guided.messages import Compile, encode
+from inflight.runtime.guided.forced_text import ForcedText
+from inflight.runtime.guided.library import Compiled, GrammarLibrary, GrammarRefused
+from inflight.runtime.guided.mask_thread import MaskThread
+from inflight.runtime.guided.outputs import Output, Work
+from inflight.runtime.guided.vocabulary import Vocabulary, load_vocabulary
 
-MAX_COMPILING = 2
-"""Grammars that are compiled at the same time; others wait for their turn."""
+logger = logging.getLogger(__name__)
+
 MAX_IDLE = 32
 """Grammars beyond the number of running sequences that exist at the same time."""
-MAX_BYTES = 512 * 1024 * 1024
-"""Memory of all grammars together above which no further one is compiled."""
+CRASHED = "the grammar could not be used: compiling it failed"
+
+MakeLibrary = Callable[[Vocabulary], GrammarLibrary]
+
+
+class GrammarState(Enum):
+    """COMPILING -> READY or BROKEN."""
+
+    COMPILING = "compiling"
+    READY = "ready"
+    BROKEN = "broken"
+
+
+class Grammar:
+    def __init__(self, params: GuidedDecodingParams, compiled: Future[Compiled]) -> None:
+        self.params = params
+        self.num_leases = 0
+        """Requests in flight that use it."""
+        self._compiled = compiled
+
+    @property
+    def state(self) -> GrammarState:
+        if not self._compiled.done():
+            return GrammarState.COMPILING
+        return GrammarState.BROKEN if self._compiled.exception() is not None else GrammarState.READY
+
+    @property
+    def reason(self) -> str:
+        """Why it is BROKEN, for the client."""
+        error = self._compiled.exception()
+        return str(error) if isinstance(error, GrammarRefused) else CRASHED
+
+    @property
+    def compiled(self) -> Compiled:
+        """Of one that is READY."""
+        return self._compiled.result()
+
+    def drop(self) -> None:
+        """Nobody needs it: it is not compiled if that has not begun."""
+        self._compiled.cancel()
 
 
 class Grammars:
-    """Unless it is prepared, no process exists before the first request with a grammar."""
-
     def __init__(
-        self, tokenizer_folder: str | Path, vocab_size: int, max_batch_size: int, *, is_prepared: bool = False
+        self, tokenizer_folder: str | Path, vocab_size: int, max_batch_size: int, make_library: MakeLibrary
     ) -> None:
-        """`is_prepared`: start the process at once that grammars are forked from; until it can fork takes seconds."""
-        self._tokenizer_folder = str(tokenizer_folder)
-        self._vocab_size = vocab_size
+        """Begins to read the vocabulary."""
         self._max_grammars = max_batch_size + MAX_IDLE
+        self._vocab_size = vocab_size
         self._grammars: OrderedDict[GuidedDecodingParams, Grammar] = OrderedDict()  # least recently used first
-        self._waiting: OrderedDict[GuidedDecodingParams, int] = OrderedDict()  # -> leases; not begun yet
-        self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        if is_prepared:
-            self._start_server()
+        self._compiling = ThreadPoolExecutor(1, "inflight-grammars")
+        self._library = self._compiling.submit(_load_library, Path(tokenizer_folder), vocab_size, make_library)
+        self._masks: MaskThread | None = None
+        self._forced_text: ForcedText | None = None
 
     def lease(self, params: GuidedDecodingParams) -> None:
         """A request needs this grammar from now on. To be followed by exactly one `release`."""
         grammar = self._grammars.get(params)
-        if grammar is not None and not grammar.num_leases:
-            grammar.read()
-            if grammar.state is GrammarState.BROKEN:  # its process ended while nobody used it
-                self._drop(grammar)
-                grammar = None
         if grammar is None:
-            self._waiting[params] = self._waiting.get(params, 0) + 1
-        else:
-            grammar.num_leases += 1
-            self._grammars.move_to_end(params)
+            self._make_room()
+            grammar = self._grammars[params] = Grammar(params, self._compiling.submit(self._compile, params))
+        grammar.num_leases += 1
+        self._grammars.move_to_end(params)
 
     def release(self, params: GuidedDecodingParams) -> None:
         """A request that had leased it has ended."""
-        if params in self._waiting:
-            self._waiting[params] -= 1
-            if not self._waiting[params]:
-                del self._waiting[params]
-            return
         grammar = self._grammars[params]
         grammar.num_leases -= 1
-        if grammar.num_leases:
-            return
-        if grammar.state is GrammarState.READY:
-            grammar.close_matchers()
-        else:
-            # A broken one is tried again, should it come again; one that nobody waits for need not be compiled.
+        if not grammar.num_leases and grammar.state is not GrammarState.READY:
+            # A broken one is refused anew, should it come again; one that nobody waits for need not be compiled.
             self._drop(grammar)
 
     def find(self, params: GuidedDecodingParams) -> Grammar | None:
-        """The grammar, if its compiling has begun."""
+        """The grammar, if it is leased or kept."""
         return self._grammars.get(params)
 
-    def poll(self) -> bool:
-        """Begin what may begin, and see to what is being compiled. True if some grammar is waited for."""
-        compiling = [each for each in self._grammars.values() if each.state is GrammarState.COMPILING]
-        for grammar in compiling:
-            grammar.poll()
-        num_compiling = sum(each.state is GrammarState.COMPILING for each in compiling)
-        while self._waiting and num_compiling < MAX_COMPILING and self._make_room():
-            params, num_leases = self._waiting.popitem(last=False)
-            self._begin(params, num_leases)
-            num_compiling += 1
-        return bool(self._waiting) or num_compiling > 0
+    def start(self, grammar: Grammar, end_ids: list[int]) -> Output:
+        """An output that follows a grammar which is READY."""
+        if self._masks is None or self._forced_text is None:
+            vocabulary, library = self._library.result()
+            self._masks = MaskThread(library, self._vocab_size)
+            self._forced_text = ForcedText(vocabulary, library)
+        return Output(grammar.compiled.start(), end_ids, self._forced_text)
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(each.num_bytes for each in self._grammars.values())
+    def submit(self, batch: list[Work]) -> None:
+        """Do this for outputs that have started, behind all that was submitted before."""
+        if self._masks is not None:
+            self._masks.submit(batch)
 
     def __len__(self) -> int:
         return len(self._grammars)
 
     def close(self) -> None:
-        """End all processes."""
-        for grammar in list(self._grammars.values()):
-            self._drop(grammar)
-        self._waiting.clear()
-        self._end_server()
+        """End the threads."""
+        self._compiling.shutdown(wait=True, cancel_futures=True)
+        if self._masks is not None:
+            self._masks.close()
+        self._grammars.clear()
 
-    def _make_room(self) -> bool:
+    def _compile(self, params: GuidedDecodingParams) -> Compiled:
+        """On the thread that compiles."""
+        try:
+            _, library = self._library.result()
+            return library.compile(params)
+        except GrammarRefused:
+            raise
+        except Exception:
+            logger.exception("compiling a grammar failed")
+            raise
+
+    def _make_room(self) -> None:
         """Drop grammars without a lease until there is room for one more."""
-        while len(self._grammars) >= self._max_grammars or self.num_bytes > MAX_BYTES:
-            idle = next((each for each in self._grammars.values() if not each.num_leases), None)
-            if idle is None:
-                return False
-            self._drop(idle)
-        return True
+        idle = [each for each in self._grammars.values() if not each.num_leases]
+        for grammar in idle[: max(len(self._grammars) - self._max_grammars + 1, 0)]:
+            self._drop(grammar)
 
     def _drop(self, grammar: Grammar) -> None:
-        grammar.close()
+        grammar.drop()
         del self._grammars[grammar.params]
 
-    def _begin(self, params: GuidedDecodingParams, num_leases: int) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        grammar = Grammar(params, ours)
-        grammar.num_leases = num_leases
-        self._grammars[params] = grammar
-        with theirs:
-            for _ in range(2):  # a server that has ended is started again, once
-                if self._control is None:
-                    self._start_server()
-                assert self._control is not None
-                try:
-                    socket.send_fds(self._control, [encode(Compile(params))], [theirs.fileno()])
-                    return
-                except OSError:
-                    self._end_server()
-        grammar.fail(CRASHED)
 
-    def _start_server(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        module = "inflight.runtime.guided.grammar_server"
-        command = [sys.executable, "-m", module, str(theirs.fileno()), self._tokenizer_folder, str(self._vocab_size)]
-        # One thread each: a fork copies only the thread that forks.
-        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        with theirs:
-            # The library's warnings quote the grammar, which is a client's text: nothing of them is logged.
-            self._server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **single, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-            )
-        self._control = ours
-
-    def _end_server(self) -> None:
-        if self._control is not None:
-            self._control.close()
-            self._control = None
-        if self._server is not None:
-            self._server.kill()
-            self._server.wait()
-            self._server = None
+def _load_library(folder: Path, vocab_size: int, make_library: MakeLibrary) -> tuple[Vocabulary, GrammarLibrary]:
+    """Raises GrammarRefused where no guide can be followed."""
+    try:
+        vocabulary = load_vocabulary(folder, vocab_size)
+    except ValueError as error:
+        raise GrammarRefused(f"guided decoding is not possible: {error}") from None
+    return vocabulary, make_library(vocabulary)

@@ -1,4 +1,4 @@
-"""Which rows follow grammars, and their masks: one on every rank, with the matchers on the leader alone."""
+"""Which rows follow grammars, and their masks: one on every rank, with the outputs on the leader alone."""
 
 from __future__ import annotations
 
@@ -8,37 +8,23 @@ import msgspec
 
 from inflight.distributed.rank_group import RankGroup
 from inflight.runtime.drafts import num_kept
-from inflight.runtime.guided.grammar import CRASHED, Grammar, Matcher
-from inflight.runtime.guided.grammars import Grammars
-from inflight.runtime.guided.messages import Mask
+from inflight.runtime.guided.grammars import Grammars, GrammarState
+from inflight.runtime.guided.outputs import Mask, Output, Work
 from inflight.runtime.guided.token_mask import StepMask
 from inflight.runtime.row_companions import AccompaniedRow, RowCompanions
 from inflight.scheduler_output import NewSequence
 
+NO_GRAMMAR = "the grammar of this request is not there: guided decoding is not supported by this engine"
+
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What a row follows; on the leader with its matcher."""
+    """What a row follows; on the leader with its output."""
 
-    grammar: Grammar | None = None
-    matcher: Matcher | None = None
-
-    def begin_step(self, drafts: list[int]) -> None:
-        if self.grammar is not None and self.matcher is not None:
-            self.grammar.begin_step(self.matcher, drafts)
-
-    def advance(self, token_ids: list[int]) -> None:
-        if self.grammar is not None and self.matcher is not None:
-            self.grammar.advance(self.matcher, token_ids)
+    output: Output | None = None
 
     def wait(self, count: int) -> list[Mask]:
-        if self.grammar is None or self.matcher is None:
-            return [Mask(0, b"", CRASHED)] * count
-        return self.grammar.wait(self.matcher, count)
-
-    def close(self) -> None:
-        if self.grammar is not None and self.matcher is not None:
-            self.grammar.close_matcher(self.matcher)
+        return [Mask(b"", NO_GRAMMAR)] * count if self.output is None else self.output.wait(count)
 
 
 GuidedRow = AccompaniedRow[Guide]
@@ -78,24 +64,24 @@ class Guidance:
         self._group = group
         self._grammars = grammars
         self._everything = b"\xff" * (-(-vocab_size // 32) * 4)
-        self._rows = RowCompanions(self._guide, Guide.close)
+        self._begun: list[Work] = []  # of outputs that the step being launched begins
+        self._rows = RowCompanions(self._guide)
 
     def begin(
         self, new_sequences: list[NewSequence], sampling_rows: list[int], drafts: dict[int, list[int]]
     ) -> list[GuidedRow]:
         """See RowCompanions."""
         rows = self._rows.begin(new_sequences, sampling_rows, drafts)
+        work, self._begun = self._begun, []
         for each in rows:
-            each.companion.begin_step(each.drafts)
-        if drafts:
-            _send(rows)
+            if each.companion.output is not None:
+                more = each.companion.output.begin_step(each.drafts)
+                work += [] if more is None else [more]
+        self._submit(work)
         return rows
 
     def find(self, rows: list[GuidedRow]) -> Guided:
-        """The masks of a step, and what comes with them. Collective.
-
-        Waits for the grammars, each within the limits of its time.
-        """
+        """The masks of a step, and what comes with them, once they are found. Collective."""
         if self._group.rank == 0:
             of_rows = [each.companion.wait(1 + len(each.drafts)) for each in rows]
             masks = [mask for found in of_rows for mask in found]
@@ -118,22 +104,23 @@ class Guidance:
 
     def advance(self, rows: list[GuidedRow], token_ids: list[int]) -> None:
         """Take in the tokens of a step, by place; the masks of the step after it are computed from now on."""
+        work = []
         for each in rows:
-            sampled = token_ids[each.place : each.place + 1 + len(each.drafts)]
-            each.companion.advance(sampled[: num_kept(each.drafts, sampled)])
-        _send(rows)
+            if each.companion.output is not None:
+                sampled = token_ids[each.place : each.place + 1 + len(each.drafts)]
+                work.append(each.companion.output.advance(sampled[: num_kept(each.drafts, sampled)]))
+        self._submit(work)
 
     def _guide(self, new: NewSequence) -> Guide | None:
         if new.guided_decoding_params is None:
             return None
         grammar = None if self._grammars is None else self._grammars.find(new.guided_decoding_params)
-        if grammar is None:
+        if self._grammars is None or grammar is None or grammar.state is not GrammarState.READY:
             return Guide()
-        return Guide(grammar, grammar.make_matcher(new.token_ids[new.num_prompt_tokens :], new.end_ids))
+        output = self._grammars.start(grammar, new.end_ids)
+        self._begun.append(output.begin(new.token_ids[new.num_prompt_tokens :]))
+        return Guide(output)
 
-
-def _send(rows: list[GuidedRow]) -> None:
-    """Send what was said to matchers, to all of a grammar together."""
-    for grammar in {id(each.companion.grammar): each.companion.grammar for each in rows}.values():
-        if grammar is not None:
-            grammar.send()
+    def _submit(self, work: list[Work]) -> None:
+        if self._grammars is not None and work:
+            self._grammars.submit(work)

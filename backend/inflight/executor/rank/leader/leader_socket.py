@@ -55,7 +55,7 @@ from inflight.stats import IterationStats, RequestStatsPerIteration
 
 logger = logging.getLogger(__name__)
 
-PREPARATION_POLL_MS = 5
+PREPARATION_POLL_MS = 1
 """How often grammars and adapters are looked after that requests wait for while nothing else happens."""
 LINGER_MS = 1000
 """Time to transmit messages that are still queued when the socket is closed."""

@@ -15,8 +15,7 @@ from inflight.request import Request
 from inflight.request_limits import NOT_SPLIT
 from inflight.result import Response
 from inflight.runtime.adapters.adapter_library import Adapter, AdapterLibrary, AdapterState
-from inflight.runtime.guided.grammar import Grammar, GrammarState
-from inflight.runtime.guided.grammars import Grammars
+from inflight.runtime.guided.grammars import Grammar, Grammars, GrammarState
 
 
 class Leases:
@@ -84,8 +83,6 @@ class Leases:
 
     def poll(self) -> None:
         """Learn what has become ready or broken since the last call."""
-        if self._grammars is not None:
-            self._grammars.poll()
         if self._adapters is not None:
             self._adapters.poll()
         if self._contexts is not None:

@@ -1,0 +1,156 @@
+"""Grammars by llguidance, the default: its limits count work, so what they refuse is the same on every machine.
+
+Outputs of one grammar share what the library has learned about its expressions, so that the second output finds its
+masks much faster. A limit that is met with that is decided once more by a matcher of the output's own: what it says
+depends on nothing but the grammar and the output's tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer, TokenizerWrapper
+
+from inflight.guided_decoding import GuidedDecodingParams
+from inflight.guides.limits import PARSER_LIMITS
+from inflight.runtime.guided.library import Compiled, GrammarRefused, State, Words
+from inflight.runtime.guided.vocabulary import Vocabulary
+
+TOO_COMPLEX = "the grammar is too ambiguous to be followed: finding its next tokens takes too much work"
+NOT_TRANSLATED = "guided decoding needs a guide that the front has translated, and this request has none"
+
+
+class LlguidanceLibrary:
+    def __init__(self, vocabulary: Vocabulary, num_threads: int = 1) -> None:
+        """`num_threads`: that find the masks of a step."""
+        self._vocabulary = vocabulary
+        self._vocab_size = len(vocabulary.texts)
+        self._executor = LLExecutor(num_threads=num_threads)
+        self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}  # by the special tokens that are shown
+        # The library has an end token of its own, behind all others: each output brings those of its request.
+        self._words: Words = np.zeros((1, -(-(self._vocab_size + 1) // 32)), dtype=np.uint32)
+
+    def compile(self, params: GuidedDecodingParams) -> Compiled:
+        if not params.grammar:
+            raise GrammarRefused(NOT_TRANSLATED)
+        shown = tuple(sorted(set(params.shown_token_ids)))
+        tokenizer = self._tokenizers.get(shown)
+        if tokenizer is None:
+            tokenizer = self._tokenizers[shown] = _tokenizer_of(self._vocabulary.showing(shown))
+        grammar = LlguidanceGrammar(tokenizer, params.grammar)
+        state = grammar.start()
+        ((_, error),) = self.fill([state], np.zeros_like(self._words[:, : -(-self._vocab_size // 32)]))
+        if error:
+            raise GrammarRefused(error)
+        return grammar
+
+    def fill(self, states: Sequence[State], words: Words) -> list[tuple[bool, str]]:
+        if len(states) > len(self._words):
+            self._words = np.zeros((len(states), self._words.shape[1]), dtype=np.uint32)
+        found = []
+        mine = self._words[: len(states)]
+        self._fill([(state, place) for place, state in enumerate(states)], mine)
+        for place, state in enumerate(states):
+            assert isinstance(state, LlguidanceState)
+            if state.has_failed:
+                state.restart()
+                self._fill([(state, place)], mine)
+            found.append((self._may_end(mine[place]), TOO_COMPLEX if state.has_failed else ""))
+        words[:] = mine[:, : words.shape[1]]
+        return found
+
+    def _fill(self, places: list[tuple[State, int]], words: Words) -> None:
+        matchers = [(state.matcher, place) for state, place in places if isinstance(state, LlguidanceState)]
+        self._executor.unsafe_compute_mask_ptr(matchers, words.ctypes.data, words.shape[1] * 4, len(words))
+
+    def _may_end(self, row: Words) -> bool:
+        """Whether the library's own end token is allowed; it is taken out."""
+        word, bit = self._vocab_size // 32, np.uint32(1 << self._vocab_size % 32)
+        may_end = bool(row[word] & bit)
+        row[word] &= ~bit
+        return may_end
+
+
+class LlguidanceGrammar:
+    def __init__(self, tokenizer: LLTokenizer, text: str) -> None:
+        """Raises GrammarRefused."""
+        self._tokenizer = tokenizer
+        self._text = text
+        self._shared = self.new_matcher()
+        if self._shared.is_error():
+            raise GrammarRefused(TOO_COMPLEX)
+
+    def start(self) -> State:
+        return LlguidanceState(self, self._shared.deep_copy())
+
+    def new_matcher(self) -> LLMatcher:
+        """One that shares nothing."""
+        return LLMatcher(self._tokenizer, self._text, log_level=0, limits=PARSER_LIMITS)
+
+    def renew(self) -> None:
+        """Outputs that begin from now on share nothing with those before: these have reached a limit together."""
+        self._shared = self.new_matcher()
+
+
+class LlguidanceState:
+    def __init__(self, grammar: LlguidanceGrammar, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        self._grammar = grammar
+        self._token_ids: list[int] = []
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a limit was met: the matcher says nothing any more."""
+        return self.matcher.is_error()
+
+    def accept(self, token_id: int) -> bool:
+        if self._has_taken(token_id):
+            return True
+        if self.has_failed:
+            self.restart()
+            if self._has_taken(token_id):
+                return True
+            if self.has_failed:
+                self.restart()
+                raise GrammarRefused(TOO_COMPLEX)
+        return False
+
+    def _has_taken(self, token_id: int) -> bool:
+        if self.matcher.try_consume_tokens([token_id]) != 1:
+            return False
+        self._token_ids.append(token_id)
+        return True
+
+    def rollback(self, num_tokens: int) -> None:
+        del self._token_ids[len(self._token_ids) - num_tokens :]
+        if self.has_failed or not self.matcher.rollback(num_tokens):
+            self.restart()
+
+    def forced_text(self) -> str:
+        return self.matcher.compute_ff_bytes().decode("utf-8", "ignore")
+
+    def restart(self) -> None:
+        """Follow the same tokens with a matcher of its own."""
+        self._grammar.renew()
+        self.matcher = self._grammar.new_matcher()
+        self.matcher.try_consume_tokens(self._token_ids)
+
+
+class _Tokens:
+    """A vocabulary as the library reads it. It never tokenises: grammars are compiled without forced tokens."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = len(vocabulary.texts)
+        self.special_token_ids = [self.eos_token_id]
+        self.tokens = [*vocabulary.texts, b"\xff<end>"]  # that byte begins tokens that are no text
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return []
+
+
+def _tokenizer_of(vocabulary: Vocabulary) -> LLTokenizer:
+    tokens = _Tokens(vocabulary)
+    return LLTokenizer(TokenizerWrapper(tokens), n_vocab=len(tokens.tokens), eos_token=tokens.eos_token_id)
