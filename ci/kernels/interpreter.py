@@ -1,4 +1,5 @@
-"""Makes triton's interpreter compute as a GPU does where the two differ and tests can tell, and in any order.
+"""Makes triton's interpreter compute as a GPU does where the two differ and tests can tell, in any order, and in half
+the time.
 
 Rounding to float8_e4m3fn: the interpreter of triton 3.6 to 3.8 rounds ties away from zero and loses the carry out of
 the mantissa (127.99 becomes 64); a GPU rounds to nearest, ties to even, and saturates, as torch does to a value clamped
@@ -7,13 +8,21 @@ before. Reading NaN: the interpreter finds 480 where a GPU finds NaN.
 Dot products: the interpreter multiplies matrices with numpy's BLAS, some of whose kernels (OpenBLAS on AMD's Zen) sum a
 row in another order when it stands at another place of the tile. On a GPU a row of `tl.dot` does not depend on its
 place, which is what the deterministic modes rest on.
+
+Time: the interpreter puts its own functions in place of the language's at each launch and at each call of one kernel's
+function by another, and searches the whole language for them each time: a third of a step of a tiny network. It also
+computes each sum of integers again in 64 bits, for an assertion that it then leaves out, as it does all of
+`tl.device_assert` without `debug`: a sixth. And it makes a table of all types whenever it looks for one of them.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -54,10 +63,29 @@ def _widened(operand: Any) -> Any:
     return operand.data
 
 
+_scalar_dtype = functools.cache(interpreter._get_np_dtype)
+
+
+def _numpy_dtype(dtype: Any) -> Any:
+    """Of a scalar, block or pointer of the language."""
+    return np.dtype(np.uint64) if dtype.scalar.is_ptr() else _scalar_dtype(dtype.scalar)
+
+
+_NOTHING_PATCHED = SimpleNamespace(restore=lambda: None)
+
+
+@functools.cache
 def repair() -> None:
-    """Put both in place of the interpreter's own, for this process."""
+    """Put all of this in place of the interpreter's own, for this process."""
     interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _create_dot
+    interpreter._get_np_dtype = _numpy_dtype
+    # Both names that a kernel's module can have for the language: its own functions call each other by the second one.
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda fn: _NOTHING_PATCHED
+    options = interpreter.interpreter_builder.options
+    assert not options.debug, "then the interpreter does assert that sums fit"
+    interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
 
 
 @contextmanager
