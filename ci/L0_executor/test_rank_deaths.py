@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_engine import CHECKPOINT, PATIENCE, StartEngine, wait_for_end
+from real_engine import CHECKPOINT, PATIENCE, Engine, StartEngine, starting, wait_for_end
 
 from inflight.errors import ConfigurationError
 from inflight.run_directory import RUN_DIRECTORY
@@ -24,44 +25,59 @@ PROMPTS = [[10, 20, 30], list(range(40, 75)), [7], [90, 91, 90, 91, 90, 91]]
 LONG, ENDLESS = 200, 900
 """Tokens: of a request that something is done to, which goes on; and of one that must not have ended by then."""
 
-with_and_without_mpi = pytest.mark.parametrize("executor", ["mpi", "multiproc"])
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[StartEngine]:
+    with starting() as start:
+        yield start
 
 
-@with_and_without_mpi
-def test_each_rank_that_dies_idle_is_replaced(start_engine: StartEngine, executor: str) -> None:
-    engine = start_engine(tensor_parallel_size="2", executor=executor)
+@pytest.fixture(scope="module")
+def with_mpi(start: StartEngine) -> Engine:
+    """Two ranks whose requests end with them, and that may be stopped for long."""
+    return start(tensor_parallel_size="2", journal_max_tokens="0", worker_heartbeat_timeout_ms="600000")
+
+
+@pytest.fixture(scope="module")
+def without_mpi(start: StartEngine) -> Engine:
+    return start(tensor_parallel_size="2", dtype="float32", executor="multiproc")
+
+
+def kill(engine: Engine, rank: int) -> None:
+    os.kill(engine.rank_pid(rank), signal.SIGKILL)
+    assert engine.deaths.acquire(timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("shared", ["with_mpi", "without_mpi"])
+def test_each_rank_that_dies_idle_is_replaced(shared: str, request: pytest.FixtureRequest) -> None:
+    engine: Engine = request.getfixturevalue(shared)
     before = engine.generate(PROMPTS, 8)
     for rank in (0, 1):
-        os.kill(engine.rank_pid(rank), signal.SIGKILL)
-        assert engine.deaths.acquire(timeout=PATIENCE)
+        kill(engine, rank)
         engine.wait_until_ready()
         assert engine.generate(PROMPTS, 8) == before
 
 
-def test_where_requests_do_not_go_on_a_dead_rank_costs_each_one_error(start_engine: StartEngine) -> None:
+def test_where_requests_do_not_go_on_a_dead_rank_costs_each_one_error(with_mpi: Engine) -> None:
     """That they do otherwise is shown in test_survival.py."""
-    engine = start_engine(tensor_parallel_size="2", journal_max_tokens="0")
     for rank in (0, 1):
-        old = set(engine.executor.engine_pids())
-        pid = engine.rank_pid(rank)
-        ids = [engine.submit(prompt, ENDLESS, streaming=True) for prompt in PROMPTS]
-        engine.wait_for_first(ids)
-        os.kill(pid, signal.SIGKILL)
-        assert [engine.final(id_).error_code for id_ in ids] == ["UNAVAILABLE"] * len(ids)
-        engine.wait_until_ready()
-        assert not old & set(engine.executor.engine_pids())
-        assert len(engine.generate(PROMPTS, 8)) == len(PROMPTS)
+        old = set(with_mpi.executor.engine_pids())
+        ids = [with_mpi.submit(prompt, ENDLESS, streaming=True) for prompt in PROMPTS]
+        with_mpi.wait_for_first(ids)
+        kill(with_mpi, rank)
+        assert [with_mpi.final(id_).error_code for id_ in ids] == ["UNAVAILABLE"] * len(ids)
+        with_mpi.wait_until_ready()
+        assert not old & set(with_mpi.executor.engine_pids())
+        assert len(with_mpi.generate(PROMPTS, 8)) == len(PROMPTS)
 
 
-def test_requests_go_on_when_ranks_without_mpi_die(start_engine: StartEngine) -> None:
-    engine = start_engine(dtype="float32", executor="multiproc", tensor_parallel_size="2")
-    expected = engine.generate(PROMPTS, LONG, seed=5)
+def test_requests_go_on_when_ranks_without_mpi_die(without_mpi: Engine) -> None:
+    expected = without_mpi.generate(PROMPTS, LONG, seed=5)
     for rank in (0, 1):
-        ids = [engine.submit(prompt, LONG, seed=5, streaming=True) for prompt in PROMPTS]
-        engine.wait_for_first(ids)
-        os.kill(engine.rank_pid(rank), signal.SIGKILL)
-        assert [engine.tokens(id_) for id_ in ids] == expected
-        assert engine.deaths.acquire(timeout=PATIENCE)
+        ids = [without_mpi.submit(prompt, LONG, seed=5, streaming=True) for prompt in PROMPTS]
+        without_mpi.wait_for_first(ids)
+        kill(without_mpi, rank)
+        assert [without_mpi.tokens(id_) for id_ in ids] == expected
 
 
 @pytest.mark.parametrize(("rank", "executor"), [(0, "mpi"), (1, "multiproc")])
@@ -75,18 +91,17 @@ def test_a_stopped_rank_is_replaced(start_engine: StartEngine, rank: int, execut
     assert frozen not in engine.executor.engine_pids()
 
 
-def test_a_rank_that_was_stopped_for_less_goes_on(start_engine: StartEngine) -> None:
-    engine = start_engine(tensor_parallel_size="2", worker_heartbeat_timeout_ms="600000")
-    expected = engine.generate(PROMPTS[:1], 16)
-    follower = engine.rank_pid(1)
+def test_a_rank_that_was_stopped_for_less_goes_on(with_mpi: Engine) -> None:
+    expected = with_mpi.generate(PROMPTS[:1], 16)
+    follower = with_mpi.rank_pid(1)
     os.kill(follower, signal.SIGSTOP)
     try:
-        request_id = engine.submit(PROMPTS[0], 16)
-        assert engine.executor.await_responses(timeout=1) == []
+        request_id = with_mpi.submit(PROMPTS[0], 16)
+        assert with_mpi.executor.await_responses(timeout=1) == []
     finally:
         os.kill(follower, signal.SIGCONT)
-    assert [engine.tokens(request_id)] == expected
-    assert not engine.deaths.acquire(blocking=False)
+    assert [with_mpi.tokens(request_id)] == expected
+    assert not with_mpi.deaths.acquire(blocking=False)
 
 
 def test_ranks_that_cannot_load_say_why(start_engine: StartEngine, tmp_path: Path) -> None:
@@ -105,7 +120,7 @@ sys.stdin.read()
 """
 
 
-@with_and_without_mpi
+@pytest.mark.parametrize("executor", ["mpi", "multiproc"])
 def test_no_rank_outlives_a_front_that_was_killed(executor: str) -> None:
     ranks = {"executor": executor, "tensor_parallel_size": 2}
     parameters = {"gpt_model_path": CHECKPOINT, "cpu_compile": "false", **ranks}
