@@ -1,0 +1,114 @@
+"""From a schema to one that llguidance enforces exactly, or a refusal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from inflight.guides.refusal import GuideRefused
+from inflight.guides.schema.documents import Documents
+from inflight.guides.schema.expansion import Expansion
+from inflight.guides.schema.facts import Claim
+from inflight.guides.schema.writing import Writing, compiles
+
+MAX_BYTES = 1 << 17
+"""Of the schema that is made."""
+
+
+class WhiteSpace(str, Enum):
+    """Between the tokens of JSON."""
+
+    DUMPS = "dumps"
+    """As json.dumps writes: ", " and ": "."""
+    COMPACT = "compact"
+    FREE = "free"
+    """At most 8 characters in a row."""
+
+
+_OPTIONS: dict[WhiteSpace, dict[str, Any]] = {
+    WhiteSpace.DUMPS: {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
+    WhiteSpace.COMPACT: {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
+    WhiteSpace.FREE: {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"},
+}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    schema: dict[str, Any] | bool
+    """What `%json` of llguidance takes, with its options of white space under "x-guidance"."""
+    not_enforced: tuple[tuple[str, str], ...]
+    """JSON pointer and keyword of what the schema asks and the grammar does not enforce; empty when strict."""
+
+
+def prepare_schema(
+    schema: Any,
+    *,
+    white_space: WhiteSpace = WhiteSpace.DUMPS,
+    is_strict: bool = True,
+    closes_objects: bool = False,
+) -> Prepared:
+    """`schema`, rewritten: what the grammar of the result generates are instances of `schema`.
+
+    The reference is draft 2020-12; older spellings mean what they mean in their drafts. Properties are generated in the
+    order of `properties`, then required ones without a schema there, then all others. `is_strict` False: keywords that
+    cannot be enforced are dropped, and named in the result. `closes_objects`: objects with `properties` and without a
+    word about others get no others. Raises GuideRefused for what is malformed, what is beyond the bounds of work, what
+    has no instance and, when strict, what cannot be enforced.
+    """
+    dropped: dict[tuple[str, str], None] = {}
+
+    def drop(refused: GuideRefused) -> None:
+        if is_strict or not refused.keyword or "must be" in str(refused) or "more than" in str(refused):
+            raise refused
+        dropped[refused.pointer, refused.keyword] = None
+
+    documents = Documents(schema)
+    writing = Writing(Expansion(documents, drop), closes_objects)
+    try:
+        made = writing.write(frozenset({Claim(documents.places[""])}))
+    except RecursionError as error:
+        raise GuideRefused("has schemas within one another too deep") from error
+    if made is False:
+        raise GuideRefused("has no instance: nothing satisfies it")
+    result: dict[str, Any] | bool = made
+    if isinstance(made, dict):
+        result = {**made, "x-guidance": _OPTIONS[white_space]}
+        if writing.definitions:
+            _check_ends(made, writing.definitions)
+            result["$defs"] = writing.definitions
+    else:
+        result = {"x-guidance": _OPTIONS[white_space]}
+    if len(json.dumps(result)) > MAX_BYTES:
+        raise GuideRefused(f"needs more than {MAX_BYTES} bytes")
+    if why := compiles(result):
+        raise GuideRefused(f"needs what the grammar library does not take: {why.splitlines()[0][:200]}")
+    return Prepared(result, tuple(dropped))
+
+
+def _check_ends(root: dict[str, Any], definitions: dict[str, Any]) -> None:
+    """Raise GuideRefused if a schema requires itself without end, so that no instance is finite."""
+    ending: set[str] = set()
+
+    def ends(schema: Any) -> bool:
+        if not isinstance(schema, dict):
+            return schema is not False
+        if "$ref" in schema:
+            return schema["$ref"].rpartition("/")[2] in ending
+        if "anyOf" in schema:
+            return any(ends(one) for one in schema["anyOf"])
+        if schema.get("type") == "object":
+            return all(ends(schema.get("properties", {}).get(name, True)) for name in schema.get("required", ()))
+        if schema.get("type") == "array":
+            prefix = schema.get("prefixItems", [])
+            fewest = schema.get("minItems", 0)
+            return all(ends(one) for one in prefix[:fewest]) and (
+                fewest <= len(prefix) or ends(schema.get("items", True))
+            )
+        return True
+
+    while more := {name for name, one in definitions.items() if name not in ending and ends(one)}:
+        ending |= more
+    if len(ending) < len(definitions) or not ends(root):
+        raise GuideRefused("has a schema that requires itself without end")

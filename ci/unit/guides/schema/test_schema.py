@@ -1,0 +1,239 @@
+"""What the grammar of a prepared schema takes are exactly its instances, as another implementation judges them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+# llguidance exports no name for the class that its tokenizers take.
+from llguidance._tokenizer import TokenizerWrapper
+
+from inflight.guides.refusal import GuideRefused
+from inflight.guides.schema import WhiteSpace, prepare_schema
+
+
+class ByteTokens:
+    """A token for each byte, and one that ends a text."""
+
+    eos_token_id = 256
+    bos_token_id = None
+    tokens: Sequence[bytes] = [bytes([byte]) for byte in range(256)] + [b"<end>"]
+    special_token_ids: Sequence[int] = (256,)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text if isinstance(text, bytes) else text.encode())
+
+
+TOKENIZER = LLTokenizer(TokenizerWrapper(ByteTokens()), slices=[])
+
+
+def takes(schema: Any, text: str) -> bool:
+    grammar = f'%llguidance {{"no_forcing": true}}\nstart: %json {json.dumps(schema)}'
+    matcher = LLMatcher(TOKENIZER, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = list(text.encode())
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+POOL: list[Any] = [
+    *(None, True, False, 0, 1, 2, 3, 7, 12, -1, 100, 1.5, -0.25, 2.25),
+    *("", "a", "ab", "abc", "abcd", "b1", "é", "😀😀", "a b", 'q"q', "2026-02-28", "10.0.0.1"),
+    *([], [1], [1, 2], [1, 1], ["a"], ["a", 1], [1, "a", None], [[1], [2]], [0, 0, 0, 0]),
+    *({}, {"a": 1}, {"a": "x"}, {"b": 2}, {"a": 1, "b": 2}, {"a": 1, "b": "y"}, {"a": 1, "c": 3}, {"a": {"a": {}}}),
+    *({"kind": "cat", "lives": 9}, {"kind": "dog", "lives": 9}, {"kind": "dog", "loud": True}, {"next": None}),
+    *({"next": {"next": None}}, {"next": {"next": 3}}, {"a": 1, "b": 2, "x1": 3}, {"x1": "one"}, {"x1": 1}),
+]
+
+INTEGER = {"type": "integer"}
+KINDS: dict[str, Any] = {
+    "type": {"type": ["integer", "null", "object"]},
+    "untyped minimum": {"minimum": 2},
+    "range": {"type": "number", "minimum": -1, "exclusiveMaximum": 2.25},
+    "boolean exclusive": {
+        "type": "integer",
+        "minimum": 1,
+        "exclusiveMinimum": True,
+        "$schema": "http://json-schema.org/draft-04/schema#",
+    },
+    "multiples": {"multipleOf": 0.5},
+    "two multiples": {"allOf": [{"multipleOf": 2}, {"multipleOf": 3}]},
+    "lengths": {"minLength": 2, "maxLength": 3},
+    "pattern": {"pattern": "^a|b$|\\d"},
+    "pattern beside length": {"type": "string", "pattern": "b", "minLength": 3},
+    "two patterns": {"allOf": [{"pattern": "a"}, {"pattern": "\\w\\s\\w"}]},
+    "format": {"type": "string", "format": "ipv4"},
+    "const": {"const": {"a": {"a": {}}}},
+    "enumeration": {"enum": [None, 1, "a", [1, 2], {"a": 1}]},
+    "enumeration of a type": {"type": "string", "enum": ["a", 1, "abc"]},
+    "large enumeration": {"enum": [*(f"w{n}" for n in range(1000)), "abcd"]},
+    "items": {"items": INTEGER, "minItems": 1, "maxItems": 3},
+    "tuple": {"prefixItems": [INTEGER, {"type": "string"}], "items": False},
+    "old tuple": {
+        "items": [INTEGER],
+        "additionalItems": {"type": "string"},
+        "$schema": "http://json-schema.org/draft-07/schema#",
+    },
+    "contains": {"contains": {"const": 1}},
+    "contains twice": {"contains": {"const": 1}, "minContains": 2},
+    "contains at most": {"contains": {"const": 1}, "minContains": 0, "maxContains": 1},
+    "unique": {"type": "array", "items": {"enum": [1, 2, "a"]}, "uniqueItems": True},
+    "properties": {"properties": {"a": INTEGER, "b": INTEGER}},
+    "closed": {"properties": {"a": INTEGER, "b": INTEGER}, "additionalProperties": False, "required": ["a"]},
+    "others": {"properties": {"a": True}, "additionalProperties": INTEGER},
+    "patterned": {"patternProperties": {"^x\\d$": INTEGER}, "properties": {"a": INTEGER}},
+    "patterned and closed": {"patternProperties": {"^x": INTEGER}, "additionalProperties": False},
+    "counts": {"type": "object", "minProperties": 2, "maxProperties": 2},
+    "counts of optional": {"properties": {"a": True, "b": True}, "additionalProperties": False, "minProperties": 1},
+    "names": {"propertyNames": {"maxLength": 1}},
+    "listed names": {"propertyNames": {"enum": ["a", "b"]}},
+    "dependent required": {"dependentRequired": {"a": ["b"]}},
+    "dependent schemas": {"dependentSchemas": {"b": {"properties": {"a": INTEGER}, "required": ["a"]}}},
+    "dependencies": {"dependencies": {"a": ["b"]}, "$schema": "http://json-schema.org/draft-07/schema#"},
+    "all of": {
+        "allOf": [{"properties": {"a": INTEGER}}, {"required": ["a"]}, {"properties": {"b": {"type": "string"}}}]
+    },
+    "any of": {"anyOf": [{"type": "string", "maxLength": 1}, {"type": "integer", "minimum": 7}, {"required": ["a"]}]},
+    "one of kinds": {
+        "oneOf": [
+            {"properties": {"kind": {"const": "cat"}, "lives": INTEGER}, "required": ["kind", "lives"]},
+            {"properties": {"kind": {"const": "dog"}, "loud": {"type": "boolean"}}, "required": ["kind", "loud"]},
+        ]
+    },
+    "one of overlapping": {"oneOf": [{"minimum": 2}, {"maximum": 7}]},
+    "not a type": {"not": {"type": ["string", "object"]}},
+    "not a constant": {"not": {"enum": [1, "a", "abc", None, True]}},
+    "not required": {"type": "object", "not": {"required": ["a"]}},
+    "not both": {"not": {"required": ["a", "b"]}},
+    "if": {
+        "if": {"properties": {"a": {"const": 1}}, "required": ["a"]},
+        "then": {"required": ["b"]},
+        "else": {"type": "array"},
+    },
+    "if alone": {"if": {"type": "string"}, "then": {"minLength": 3}},
+    "unevaluated properties": {
+        "allOf": [{"properties": {"a": INTEGER}}],
+        "properties": {"b": INTEGER},
+        "unevaluatedProperties": False,
+    },
+    "unevaluated with any": {
+        "anyOf": [{"properties": {"a": INTEGER}, "required": ["a"]}, {"properties": {"b": INTEGER}, "required": ["b"]}],
+        "unevaluatedProperties": False,
+    },
+    "unevaluated items": {"allOf": [{"prefixItems": [INTEGER]}], "unevaluatedItems": False},
+    "recursion": {"type": "object", "properties": {"a": {"$ref": "#"}}, "additionalProperties": False},
+    "list": {
+        "$defs": {
+            "node": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/link"}]},
+            "link": {"properties": {"next": {"$ref": "#/$defs/node"}}, "required": ["next"], "type": "object"},
+        },
+        "$ref": "#/$defs/node",
+    },
+    "anchor": {"$defs": {"x": {"$anchor": "here", "type": "integer"}}, "$ref": "#here"},
+    "embedded": {
+        "$id": "http://a.example/root",
+        "$defs": {"x": {"$id": "item", "type": "string"}},
+        "items": {"$ref": "item"},
+    },
+    "dynamic": {
+        "$dynamicAnchor": "tree",
+        "properties": {"a": {"$dynamicRef": "#tree"}},
+        "type": "object",
+        "additionalProperties": False,
+    },
+    "annotations": {"title": "t", "description": "d", "default": 1, "examples": [1], "x-mine": 3, "favourite": 4},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_grammar_takes_exactly_the_instances(kind: str) -> None:
+    schema = KINDS[kind]
+    prepared = prepare_schema(schema)
+    judge = jsonschema_rs.validator_for(schema, validate_formats=True)
+    wrong = []
+    for instance in POOL:
+        is_valid = judge.is_valid(instance)
+        if takes(prepared.schema, json.dumps(instance, ensure_ascii=False)) != is_valid:
+            wrong.append((instance, is_valid))
+    assert wrong == []
+    assert prepared.not_enforced == ()
+
+
+REFUSED: dict[str, tuple[Any, str, str]] = {
+    "look-ahead": ({"properties": {"a": {"pattern": "(?=b)c"}}}, "/properties/a", "pattern"),
+    "back reference": ({"pattern": "(a)\\1"}, "", "pattern"),
+    "anchor within": ({"pattern": "a$b"}, "", "pattern"),
+    "format": ({"items": {"format": "uri-template"}}, "/items", "format"),
+    "misspelt": ({"type": "integer", "minimun": 3}, "", "minimun"),
+    "not a type": ({"type": "int"}, "", "type"),
+    "absent document": ({"$ref": "http://a.example/b"}, "", "$ref"),
+    "absent definition": ({"items": {"$ref": "#/$defs/a"}}, "/items", "$ref"),
+    "own reference": ({"$ref": "#"}, "", ""),
+    "not a number": ({"minimum": "3"}, "", "minimum"),
+    "overlapping patterns": ({"patternProperties": {"a": True, "b": INTEGER}}, "", "patternProperties"),
+    "unique strings": ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "", "uniqueItems"),
+    "not a pattern": ({"not": {"pattern": "a"}}, "/not", "pattern"),
+    "no instance": ({"allOf": [{"type": "string"}, {"type": "null"}]}, "", ""),
+    "no schema": ({"properties": {"a": 3}}, "/properties/a", ""),
+    "no finite instance": ({"required": ["a"], "type": "object", "properties": {"a": {"$ref": "#"}}}, "", ""),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusal_names_pointer_and_keyword(name: str) -> None:
+    schema, pointer, keyword = REFUSED[name]
+    with pytest.raises(GuideRefused, match=r"^the guide ") as refused:
+        prepare_schema(schema)
+    assert (refused.value.pointer, refused.value.keyword) == (pointer, keyword)
+
+
+def test_what_is_dropped_is_named() -> None:
+    prepared = prepare_schema({"properties": {"a": {"not": {"pattern": "b"}, "type": "string"}}}, is_strict=False)
+    assert prepared.not_enforced == (("/properties/a/not", "pattern"),)
+    assert takes(prepared.schema, '{"a": "b"}') and not takes(prepared.schema, '{"a": 1}')
+
+
+@pytest.mark.parametrize(
+    ("white_space", "taken"),
+    [(WhiteSpace.DUMPS, ['{"a": 1, "b": 2}']), (WhiteSpace.COMPACT, ['{"a":1,"b":2}'])]
+    + [(WhiteSpace.FREE, ['{"a": 1, "b": 2}', '{"a":1,"b":2}', '{\n  "a": 1,\n  "b": 2\n}'])],
+)
+def test_white_space(white_space: WhiteSpace, taken: list[str]) -> None:
+    prepared = prepare_schema({"type": "object"}, white_space=white_space)
+    texts = ['{"a": 1, "b": 2}', '{"a":1,"b":2}', '{\n  "a": 1,\n  "b": 2\n}', '{"a":' + " " * 9 + "1}"]
+    assert [text for text in texts if takes(prepared.schema, text)] == taken
+
+
+def test_objects_are_closed_where_that_is_asked() -> None:
+    schema = {"type": "object", "properties": {"a": INTEGER, "b": {"type": "object"}}}
+    prepared = prepare_schema(schema, closes_objects=True)
+    assert takes(prepared.schema, '{"a": 1, "b": {"c": 1}}') and not takes(prepared.schema, '{"a": 1, "c": 1}')
+
+
+HOSTILE: dict[str, Any] = {
+    "product of properties": {
+        "allOf": [{"anyOf": [{"required": [f"{n}a"]}, {"required": [f"{n}b"]}]} for n in range(40)]
+    },
+    "chain of references": {
+        "$defs": {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(500)},
+        "$ref": "#/$defs/d0",
+    },
+    "patterns": {"patternProperties": {f"^(a|b){{1,{n}}}c$": True for n in range(1, 200)}},
+    "names beside a pattern": {
+        "properties": {f"n{n}": True for n in range(3000)},
+        "patternProperties": {"^x(a|b){20}$": True},
+    },
+    "counted properties": {"properties": {f"p{n}": True for n in range(40)}, "minProperties": 20},
+    "unique items": {"type": "array", "items": {"enum": list(range(40))}, "uniqueItems": True},
+    "contained items": {"contains": {"const": 1}, "minContains": 40},
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_work_is_bounded(name: str) -> None:
+    with pytest.raises(GuideRefused):
+        prepare_schema(HOSTILE[name])
