@@ -292,6 +292,12 @@ class Writing:
                 for pattern in patterns
             }
         others = self.write(frozenset(rest.claim for rest in fact.rests))
+        if others is False and patterns:
+            # A pattern without values says nothing more, but the library holds listed properties against it, too.
+            left = {pattern: one for pattern, one in schema["patternProperties"].items() if one is not False}
+            patterns = tuple(left)
+            del schema["patternProperties"]
+            schema |= {"patternProperties": left} if left else {}
         if others is not True:
             schema["additionalProperties"] = others
         yield from self.sized(schema, properties, fact, others is False and not patterns)

@@ -89,6 +89,7 @@ KINDS: dict[str, Any] = {
     "patterned and closed": {"patternProperties": {"^x": INTEGER}, "additionalProperties": False},
     "counts": {"type": "object", "minProperties": 2, "maxProperties": 2},
     "counts of optional": {"properties": {"a": True, "b": True}, "additionalProperties": False, "minProperties": 1},
+    "patterned and listed names": {"patternProperties": {"^[ab]$": INTEGER}, "propertyNames": {"enum": ["a", "b"]}},
     "names": {"propertyNames": {"maxLength": 1}},
     "listed names": {"propertyNames": {"enum": ["a", "b"]}},
     "dependent required": {"dependentRequired": {"a": ["b"]}},
