@@ -12,9 +12,10 @@ import msgspec
 from msgspec import structs
 
 from inflight.errors import ConfigurationError
+from inflight.openai.tools.families import NAMES
 
 LOOPBACK = "127.0.0.1"
-TOOL_PARSERS = ("hermes", "llama3_json", "pythonic", "mistral")
+TOOL_PARSERS = NAMES
 REASONING_PARSERS = ("deepseek_r1", "mistral", "qwen3", "seed_oss")
 
 

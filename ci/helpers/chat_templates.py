@@ -13,6 +13,8 @@ class Shape:
     before_call: str = ""
     """Stands before the calls of a message."""
     behind_call: str = ""
+    tells_tools: bool = True
+    """Whether the model is told of the tools."""
     takes_system: bool = True
     """Whether there may be a system message."""
     reasoning: str = ""
@@ -296,7 +298,14 @@ SHAPES = {
     "Gemma 2": Shape(source=GEMMA_2, takes_system=False),
     "Gemma 3": Shape(source=GEMMA_3),
     "Phi 3": Shape(source=PHI_3),
-    "DeepSeek R1, distilled": Shape(source=DEEPSEEK_R1, reasoning="deepseek_r1"),
+    "DeepSeek R1, distilled": Shape(
+        source=DEEPSEEK_R1,
+        parser="deepseek_v3",
+        before_call="<｜Assistant｜>",
+        behind_call="<｜end▁of▁sentence｜>",
+        tells_tools=False,
+        reasoning="deepseek_r1",
+    ),
     "content in parts alone": Shape(source=PARTS),
 }
 """Families of checkpoints by name."""

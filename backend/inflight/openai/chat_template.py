@@ -19,8 +19,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inflight.errors import ConfigurationError
 from inflight.openai.api_error import invalid
-from inflight.openai.template_habits import ARGUMENTS, NAME, TOOL, Messages, find_habits, written_call
-from inflight.openai.tools.families import families_reading
+from inflight.openai.template_habits import (
+    ARGUMENTS,
+    ID,
+    NAME,
+    NAMING_ID,
+    TOOL,
+    Messages,
+    find_habits,
+    written_call,
+)
+from inflight.openai.tools.detection import families_reading
 from inflight.text.safe_text import safe_text
 
 FILE = "chat_template.jinja"
@@ -47,7 +56,8 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ConfigurationError(f"the checkpoint's chat template is no jinja template: {error}") from None
         self._habits = find_habits(self._render_probe)
-        self.tool_families = families_reading(written_call(self._render_probe, self._habits), NAME, ARGUMENTS)
+        written = [written_call(self._render_probe, self._habits, call_id) for call_id in (ID, NAMING_ID)]
+        self.tool_families = next(filter(None, (families_reading(text, NAME, ARGUMENTS) for text in written)), [])
         """Whose calls it writes into a conversation; [] if they are those of no family, or if it writes none."""
 
     def _render_probe(self, messages: Messages) -> str:

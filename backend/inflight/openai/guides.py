@@ -11,7 +11,7 @@ import msgspec
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.openai.api_error import invalid, unsupported
 from inflight.openai.fields import Body, ResponseFormat, TriggeredStructures
-from inflight.openai.tools.guide import Form, schema_of, tag
+from inflight.openai.tools.forms import Form, schema_of, tag
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 

@@ -17,15 +17,9 @@ TEXT, NAME, KEY = "probe_text", "probe_name", "probe_key"
 ARGUMENTS = {KEY: 1}
 ID = "probe1234"
 """Nine letters and digits, as templates of Mistral have it."""
+NAMING_ID = f"functions.{NAME}:0"
+"""As Kimi's have it, which write the name of a tool nowhere else."""
 ASKED: Messages = [{"role": "user", "content": TEXT}]
-CALLED: Messages = [
-    *ASKED,
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": ID, "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}],
-    },
-]
 TOOL = {"type": "function", "function": {"name": NAME, "description": "", "parameters": {"type": "object"}}}
 
 
@@ -55,7 +49,7 @@ class Habits(NamedTuple):
 def find_habits(render: Callable[[Messages], str]) -> Habits:
     """`render`: the template, with a tool; it may raise anything."""
     takes_parts = not _shows(render, ASKED, Habits()) and _shows(render, ASKED, Habits(takes_parts=True))
-    messages = [*CALLED, {"role": "tool", "tool_call_id": ID, "name": NAME, "content": TEXT}]
+    messages = [*_called(ID), {"role": "tool", "tool_call_id": ID, "name": NAME, "content": TEXT}]
     for takes_text, takes_null in itertools.product((False, True), repeat=2):
         habits = Habits(takes_parts, takes_null, takes_text)
         # A name alone could be that of the tool, and an object that is joined to text would be Python's.
@@ -64,16 +58,22 @@ def find_habits(render: Callable[[Messages], str]) -> Habits:
     return Habits(takes_parts)
 
 
-def written_call(render: Callable[[Messages], str], habits: Habits) -> str:
+def written_call(render: Callable[[Messages], str], habits: Habits, call_id: str = ID) -> str:
     """What stands for an answer that calls NAME with ARGUMENTS, from where the text of another answer would begin; ""
     if the template refuses it. `render`: as in find_habits."""
     try:
-        called = render(habits.adapted(CALLED))
+        called = render(habits.adapted(_called(call_id)))
         answered = render(habits.adapted([*ASKED, {"role": "assistant", "content": TEXT}]))
     except Exception:  # of the template's own code
         return ""
     pairs = enumerate(zip(called, answered, strict=False))
     return called[next((place for place, (one, other) in pairs if one != other), len(answered)) :]
+
+
+def _called(call_id: str) -> Messages:
+    function = {"name": NAME, "arguments": ARGUMENTS}
+    call = {"id": call_id, "type": "function", "function": function}
+    return [*ASKED, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
 
 def _shows(render: Callable[[Messages], str], messages: Messages, habits: Habits, text: str = TEXT) -> bool:

@@ -16,8 +16,10 @@ from inflight.openai.chat_format import ChatFormat
 from inflight.openai.fields import AllowedToolChoice, ChatBody, FunctionTool, NamedToolChoice
 from inflight.openai.guides import answer_form
 from inflight.openai.tools.chosen_guide import chosen_call_guide
-from inflight.openai.tools.guide import Form, forced_call_guide
-from inflight.openai.tools.parser import FORCED, make_tool_parser, new_id_maker
+from inflight.openai.tools.families import ALIASES, FORCED
+from inflight.openai.tools.forms import Form
+from inflight.openai.tools.guide import forced_call_guide
+from inflight.openai.tools.parser import make_tool_parser, new_id_maker
 from inflight.openai.tools.tool import Tool, validate_tools
 from inflight.text.safe_text import safe_text
 
@@ -69,7 +71,7 @@ def choose_tool_parser(asked: str, families: list[str], *, knows_tools: bool) ->
     setting = "--openai-set tool_parser"
     if asked:
         differs = f"the chat template writes calls of tools as {' and '.join(families)}, but {setting} is {asked}"
-        return asked, differs if families and asked not in families else ""
+        return asked, differs if families and ALIASES.get(asked, asked) not in families else ""
     if len(families) == 1:
         known = f"calls of tools are read as {families[0]}, as the chat template writes them"
         return families[0], f"{known}; {setting}=… names another family"

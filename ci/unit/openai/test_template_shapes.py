@@ -105,7 +105,7 @@ def test_the_family_of_its_calls_is_found(name: str) -> None:
     assert encoder(shape).tool_families == ([shape.parser] if shape.parser else [])
 
 
-@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.parser])
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.parser and shape.tells_tools])
 def test_it_tells_of_tools(name: str) -> None:
     assert encoder(SHAPES[name]).knows_tools
     assert "How it is." in rendered(SHAPES[name], [ASKED], tools=TOOLS)

@@ -20,8 +20,8 @@ from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.openai.reasoning import REASONING_TAGS
 from inflight.openai.tool_use import choose_tool_parser
 from inflight.openai.tools.chosen_guide import chosen_call_guide
+from inflight.openai.tools.families import NAMES
 from inflight.openai.tools.guide import forced_call_guide
-from inflight.openai.tools.parser import FORCED, PARSERS
 from inflight.openai.tools.tool import Tool
 from inflight.openai_options import REASONING_PARSERS, TOOL_PARSERS, OpenAIOptions
 from inflight.result import FinishReason
@@ -379,7 +379,7 @@ def test_a_template_of_no_known_family_leaves_the_choice_to_the_operator(running
 def test_the_parser_is_that_of_the_templates_calls(tmp_path: Path) -> None:
     folder = checkpoint_folder(tmp_path)
     (folder / "chat_template.jinja").write_text(SHAPES["Qwen3"].source)
-    for setting, reason in (("", "tool_calls"), ("llama3_json", "stop")):
+    for setting, reason in (("", "tool_calls"), ("granite4", "tool_calls"), ("pythonic", "stop")):
         engine = PlayedEngine(say(ROME))
         with openai_server(engine, folder, tool_parser=setting) as url:
             assert ask(Running(url, engine))["finish_reason"] == reason
@@ -463,7 +463,7 @@ def test_a_template_that_knows_no_tools(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_settings_name_every_parser() -> None:
-    assert {*TOOL_PARSERS} == {*PARSERS} - {FORCED}
+    assert TOOL_PARSERS == NAMES
     assert {*REASONING_PARSERS} == {*REASONING_TAGS}
     with pytest.raises(ConfigurationError, match=r"tool_parser must be one of hermes, .*, got nope"):
         OpenAIOptions().with_settings({"tool_parser": "nope"})

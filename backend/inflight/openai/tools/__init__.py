@@ -1,2 +1,3 @@
-"""Tool calls in the text of a model, found while it is written: one file for each family's format, and the grammar of
-forced calls. Knows neither HTTP nor tokens."""
+"""Tool calls in the text of a model, found while it is written. `families` describes how each family writes calls;
+parser (`call_machine` and its readers) and grammars (`chosen_guide`, `arguments_guide`) are made of that alone. Knows
+neither HTTP nor tokens."""

@@ -1,11 +1,12 @@
-"""What the parsers of all families share: a state machine over text that comes in pieces.
+"""Finds calls in text that comes in pieces, as the description of a syntax has them: a state machine.
 
 A state is a method that reads on from a position and returns the next one, or NEEDS_MORE if the text ends within what
 may be a tag. It sees each character once, but for the beginning of a tag: the work is linear in the text.
 
     leading   white space at the start of the text, before what may be a call without a tag
     text      content; a tag begins calls
-    call      a JSON object that is a call
+    section   behind a tag: a list, or a call
+    call      a call
     list      behind a call in a list: white space, a comma and the next call, or the list's end
     between   behind a call: white space, closing tags, the next call, or content again
 
@@ -15,15 +16,15 @@ What may turn out to be a call is held until it is one for certain: then it beco
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
 
 from inflight.openai.tools.call_reader import WHITE_SPACE, CallReader
 from inflight.openai.tools.events import Content, Event, ToolCallArguments, ToolCallStarted
-from inflight.openai.tools.tag_overlap import tag_overlap
+from inflight.openai.tools.named_reader import NamedReader
+from inflight.openai.tools.syntax import CallForm, CallSyntax, NamedCall, pieces_of
+from inflight.openai.tools.tag_overlap import tag_at, tag_overlap
 from inflight.openai.tools.tool import Tool
-from inflight.openai.tools.value_reader import Progress, ValueReader
+from inflight.openai.tools.value_reader import Progress
 
 MAX_HELD_CHARS = 65536
 """Text in which no call has begun for certain that is held before it is given up as content."""
@@ -34,25 +35,20 @@ CONTENT = -1
 _SPACE = re.compile(rf"[{WHITE_SPACE}]+")
 
 
-class CallMachine(ABC):
+class CallMachine:
     """One choice's text. Calls of tools that were not offered are content."""
 
-    tag: ClassVar[str] = ""
-    """Begins calls, anywhere in the text."""
-    closing_tag: ClassVar[str] = ""
-    """May stand behind a call, and is dropped there."""
-    inner_tags: ClassVar[tuple[str, ...]] = ()
-    """Stand within a call."""
-    opening: ClassVar[str] = ""
-    """Character that begins calls without a tag, at the start of the text alone."""
-    separator: ClassVar[str] = ""
-    """Character that may stand between calls without tags, which then follow each other."""
-
-    def __init__(self, tools: list[Tool], new_id: Callable[[], str], *, at_start_only: bool = False) -> None:
+    def __init__(
+        self, syntax: CallSyntax, tools: list[Tool], new_id: Callable[[], str], *, at_start_only: bool = False
+    ) -> None:
         """`at_start_only`: whether calls are the whole text, so that a tag within other text is a part of that."""
-        self._names = frozenset(tool.name for tool in tools)
+        self._syntax = syntax
+        self._tools = {tool.name: tool for tool in tools}
         self._new_id = new_id
-        self._tag_in_text = "" if at_start_only else self.tag
+        self._begins = syntax.begins
+        self._ends = pieces_of(syntax.end)
+        self._starts = () if at_start_only else (*syntax.begins, *syntax.within_text)
+        self._start = re.compile("|".join(map(re.escape, self._starts))) if self._starts else None
         self._state: Callable[[str, int], int] = self._read_leading
         self._unread = ""  # the beginning of a tag, perhaps
         self._held: list[str] = []
@@ -61,8 +57,9 @@ class CallMachine(ABC):
         self._texts: list[str] = []  # of one event that is not made yet: of the call `_owner`, or content
         self._owner = CONTENT
         self._num_calls = 0
-        self._call = CallReader(self._names)
-        self._value = ValueReader()
+        self._form = syntax.forms[0]
+        self._in_section = False  # calls may follow without another tag
+        self._call: CallReader | NamedReader = CallReader(self._tools)
         self._is_calling = False  # within the arguments of a call
 
     def feed(self, text: str) -> list[Event]:
@@ -82,44 +79,50 @@ class CallMachine(ABC):
         held = "".join(self._held) + self._unread
         self._drop_held()
         if self._is_calling:
-            self._finish_arguments()
-        elif not self._num_calls or held.strip(WHITE_SPACE + "," + self.separator):
+            self._add_arguments(self._call.finish())
+        elif not self._num_calls or not self._is_gap(held):
             self._add_content(held)
         return self._take_events()
 
     @property
     def breaks_off(self) -> bool:
         """Whether the text, as far as it came, ends within the arguments of a call."""
-        return self._is_calling and not (self._state == self._read_call and self._call.is_complete)
+        return self._is_calling and not self._call.is_complete
 
     # -- states --------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _begin_calls(self) -> None:
-        """A tag was read, or `opening` is next: choose the state that reads calls."""
-
     def _read_leading(self, text: str, position: int) -> int:
-        return self._read_gap(text, position, starts=self.opening)
+        char = text[position]
+        if char in WHITE_SPACE:
+            return self._hold_gap(text, position)
+        if self._syntax.is_bare and any(char == ("[" if form.in_list else "{") for form in self._syntax.forms):
+            self._state = self._read_section
+            return position
+        return self._read_tag(text, position, ())
 
     def _read_between(self, text: str, position: int) -> int:
-        return self._read_gap(text, position, starts=self.opening if self.separator else "")
-
-    def _read_gap(self, text: str, position: int, *, starts: str) -> int:
-        if text[position] in WHITE_SPACE or (text[position] == self.separator and self._num_calls):
+        char = text[position]
+        if char in WHITE_SPACE or (char in self._separator and self._in_section):
             return self._hold_gap(text, position)
-        if text[position] == starts:
-            self._begin_calls()
+        tag = tag_at(text, position, len(text), (*self._begins, *self._ends))
+        if tag == "" and self._in_section and self._may_begin(char):
+            self._begin_call()
             return position
-        tag = self._tag_at(text, position, self.tag, self.closing_tag if self._num_calls else "")
+        return self._read_tag(text, position, self._ends)
+
+    def _read_tag(self, text: str, position: int, ends: tuple[str, ...]) -> int:
+        """Where there is neither a tag that begins calls nor one of `ends`, content follows."""
+        tag = tag_at(text, position, len(text), (*self._begins, *ends))
         if tag is None:
             return NEEDS_MORE
         if not tag:
             self._give_up()
-        elif tag == self.tag:
+        elif tag in self._begins:
             self._hold(tag)
-            self._begin_calls()
+            self._state = self._read_section
         else:
             self._drop_held()
+            self._in_section = False
         return position + len(tag)
 
     def _hold_gap(self, text: str, position: int) -> int:
@@ -132,16 +135,35 @@ class CallMachine(ABC):
         return stop
 
     def _read_text(self, text: str, position: int) -> int:
-        tag = self._tag_in_text
-        found = text.find(tag, position) if tag else -1
-        if found >= 0:
-            self._add_content(text[position:found])
-            self._hold(tag)
-            self._begin_calls()
-            return found + len(tag)
-        stop = len(text) - tag_overlap(text, tag, position)
+        found = self._start.search(text, position) if self._start else None
+        if found:
+            self._add_content(text[position : found.start()])
+            if found[0] in self._begins:
+                self._hold(found[0])
+                self._state = self._read_section
+                return found.end()
+            self._form, self._in_section = self._syntax.forms[0], self._syntax.forms[0].between is not None
+            self._begin_call()
+            return found.start()
+        stop = len(text) - max((tag_overlap(text, tag, position) for tag in self._starts), default=0)
         self._add_content(text[position:stop])
         return stop if stop > position else NEEDS_MORE
+
+    def _read_section(self, text: str, position: int) -> int:
+        """Where calls begin."""
+        char = text[position]
+        if char in WHITE_SPACE:
+            return self._hold_gap(text, position)
+        form = self._form_at(char)
+        if form is None:
+            self._give_up()
+            return position
+        self._form, self._in_section = form, form.between is not None and not form.in_list
+        self._begin_call()
+        if not form.in_list:
+            return position
+        self._hold(char)
+        return position + 1
 
     def _read_call(self, text: str, position: int) -> int:
         call, was_started = self._call, self._call.is_started
@@ -151,7 +173,7 @@ class CallMachine(ABC):
             self._hold(text[position:stop])
         else:
             if not was_started:
-                self._start_call(call.name)
+                self._start_call(call.name, call.own_id)
             self._add_arguments(call.take())
         if call.progress is Progress.DONE or (call.progress is Progress.BROKEN and call.is_complete):
             self._end_call()
@@ -159,12 +181,11 @@ class CallMachine(ABC):
             if call.is_started:
                 self._add_content(call.unwritten)
             self._give_up()
+        elif stop == position and call.is_started == was_started:
+            if end == len(text):
+                return NEEDS_MORE
+            self._give_up()
         return stop
-
-    def _begin_call(self) -> None:
-        """A call as a JSON object is next."""
-        self._call = CallReader(self._names)
-        self._state = self._read_call
 
     def _read_list(self, text: str, position: int) -> int:
         """Behind a call in a list."""
@@ -173,7 +194,7 @@ class CallMachine(ABC):
             return self._hold_gap(text, position)
         if char == ",":
             self._hold(char)
-            self._begin_listed_call()
+            self._begin_call()
         elif char == "]":
             self._drop_held()
             self._state = self._read_between
@@ -182,28 +203,42 @@ class CallMachine(ABC):
             return position
         return position + 1
 
-    def _begin_listed_call(self) -> None:
-        """A call in a list is next."""
-        self._begin_call()
+    # -- calls ---------------------------------------------------------------------------------------------------------
 
-    def _read_value(self, text: str, position: int) -> int:
-        """Arguments, or one of them, of a call that was started."""
-        stop = self._value.feed(text, position, len(text))
-        self._add_arguments(self._value.take())
-        if self._value.progress is Progress.DONE:
-            self._end_value()
-        elif self._value.progress is Progress.BROKEN:
-            self._add_content(self._value.unwritten)
-            self._give_up()
-        return stop
+    def _form_at(self, char: str) -> CallForm | None:
+        """Of calls that begin with this character."""
+        in_list = [form for form in self._syntax.forms if form.in_list]
+        others = [form for form in self._syntax.forms if not form.in_list]
+        if char == "[" and in_list:
+            return in_list[0]
+        return others[0] if others else None
 
-    def _end_value(self) -> None:
-        """What `_read_value` reads has ended."""
-        self._end_call()
+    @property
+    def _separator(self) -> str:
+        """What may stand between calls that follow one tag, besides white space."""
+        return (self._form.between or "").strip()
+
+    def _may_begin(self, char: str) -> bool:
+        """Whether a call that follows without another tag may begin so."""
+        call = self._form.call
+        if not isinstance(call, NamedCall):
+            return char == "{"
+        return call.before_name.startswith(char) if call.before_name else char.isalnum() or char in "_-"
+
+    def _begin_call(self) -> None:
+        """A call is next."""
+        call = self._form.call
+        self._call = NamedReader(call, self._tools) if isinstance(call, NamedCall) else CallReader(self._tools)
+        self._state = self._read_call
 
     def _end_call(self) -> None:
         self._is_calling = False
-        self._state = self._read_between
+        self._state = self._read_list if self._form.in_list else self._read_between
+
+    def _is_gap(self, held: str) -> bool:
+        """Whether what is left at the end is nothing but what stands behind calls, or begins to."""
+        rest = held.strip(WHITE_SPACE + "," + self._separator)
+        return not rest or any(tag.startswith(rest) for tag in self._ends)
 
     def _give_up(self) -> None:
         """What is held is no call, and what follows is content."""
@@ -214,14 +249,6 @@ class CallMachine(ABC):
 
     # -- what is held, and what is certain -----------------------------------------------------------------------------
 
-    def _tag_at(self, text: str, position: int, *tags: str) -> str | None:
-        """The tag that stands here, "" if none does, None if the text ends within what may be one."""
-        for tag in tags:
-            if tag and text.startswith(tag, position):
-                return tag
-        rest = text[position : position + max(map(len, tags))]
-        return None if rest and any(tag.startswith(rest) for tag in tags) else ""
-
     def _hold(self, text: str) -> None:
         self._held.append(text)
         self._num_held += len(text)
@@ -230,10 +257,10 @@ class CallMachine(ABC):
         self._held.clear()
         self._num_held = 0
 
-    def _start_call(self, name: str) -> None:
+    def _start_call(self, name: str, own_id: str = "") -> None:
         self._drop_held()
         self._join_texts()
-        self._events.append(ToolCallStarted(self._num_calls, self._new_id(), name))
+        self._events.append(ToolCallStarted(self._num_calls, own_id or self._new_id(), name))
         self._num_calls += 1
         self._is_calling = True
 
@@ -257,14 +284,26 @@ class CallMachine(ABC):
             self._texts.clear()
             self._events.append(Content(text) if self._owner == CONTENT else ToolCallArguments(self._owner, text))
 
-    def _finish_arguments(self) -> None:
-        if self._state == self._read_call:
-            self._add_arguments(self._call.unwritten)
-        elif self._state == self._read_value:
-            self._value.finish()
-            self._add_arguments(self._value.take() + self._value.unwritten)
-
     def _take_events(self) -> list[Event]:
         self._join_texts()
         taken, self._events = self._events, []
         return taken
+
+
+class ForcedMachine(CallMachine):
+    """Of text that follows the grammar of forced calls: a call that it breaks off before its arguments is one, too."""
+
+    def finish(self) -> list[Event]:
+        name = self._name_of_last()
+        if name:
+            self._start_call(name)
+        return super().finish()
+
+    def _name_of_last(self) -> str:
+        """Of the call that the text has begun and not started; "" if it is not known."""
+        if self._is_calling or self._state == self._read_text or not (self._num_held or self._unread):
+            return ""
+        if self._state == self._read_call and self._call.name:
+            return self._call.name
+        (first, *others) = self._tools
+        return "" if others or self._num_calls else first

@@ -1,5 +1,7 @@
 """Reads one call that a model wrote as a JSON object: {"name": "f", "arguments": {…}}, or with "parameters".
 
+The arguments may also be a JSON text that holds the object, as Granite 4 has them: they are the object nevertheless.
+
 Name and arguments may come in either order. Until both are read, any other member shows that the object is no call;
 behind them, other members are read and dropped.
 """
@@ -10,6 +12,7 @@ import json
 from collections.abc import Container
 from enum import Enum, auto
 
+from inflight.openai.tools.quoted_reader import QuotedReader
 from inflight.openai.tools.value_reader import Progress, ValueReader
 
 WHITE_SPACE = " \t\n\r"
@@ -39,10 +42,12 @@ class CallReader:
         """Of the tool, once it is known."""
         self.has_arguments = False
         """Whether the arguments are read to their end."""
+        self.own_id = ""
+        """That the model gave the call: none that is kept."""
         self._names = names
         self._state = _State.OPEN
         self._key = ""
-        self._reader = ValueReader()
+        self._reader: ValueReader | QuotedReader = ValueReader()
         self._arguments: list[str] = []
         self._began_arguments = False
 
@@ -66,6 +71,12 @@ class CallReader:
         taken = "".join(self._arguments)
         self._arguments.clear()
         return taken
+
+    def finish(self) -> str:
+        """No more text comes. Returns the end of the arguments, as far as they were written."""
+        if isinstance(self._reader, QuotedReader):
+            return self._reader.cut if self._is_in_arguments else ""
+        return self.unwritten
 
     def feed(self, text: str, start: int, end: int) -> int:
         """Read on in text[start:end]. Returns where it stopped: `end`, or behind the object if it is DONE, or at the
@@ -91,8 +102,10 @@ class CallReader:
         elif state is _State.COLON and char == ":":
             self._state = _State.VALUE
         elif state is _State.VALUE and self._may_begin(char):
-            self._reader, self._state = ValueReader(), _State.IN_VALUE
-            self._began_arguments |= self._is_in_arguments
+            self._state = _State.IN_VALUE
+            is_quoted = self._is_in_arguments and char == '"'
+            self._reader = QuotedReader() if is_quoted else ValueReader()
+            self._began_arguments |= self._is_in_arguments and not is_quoted
             return position
         elif state is _State.NEXT and char == ",":
             self._state = _State.KEY
@@ -109,7 +122,7 @@ class CallReader:
         if self.is_complete:
             return True
         if self._key in _ARGUMENTS:
-            return char == "{" and not self._began_arguments
+            return char in '{"' and not self._began_arguments
         return char == '"' if self._key == "name" else True
 
     @property
@@ -119,6 +132,7 @@ class CallReader:
     def _read_within(self, text: str, position: int, end: int) -> int:
         position = self._reader.feed(text, position, end)
         if self._is_in_arguments:
+            self._began_arguments = self._began_arguments or self._reader.has_begun
             self._arguments.append(self._reader.take())
         elif self.is_complete:
             self._reader.take()

@@ -7,17 +7,11 @@ before its arguments, so that the model knows which ones it writes, and so that 
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from inflight.errors import InvalidRequest
 from inflight.guided_decoding import MAX_JSON_GUIDE_BYTES, GuidedDecodingParams, GuideType
+from inflight.openai.tools.forms import Form, schema_of, separated, tag
 from inflight.openai.tools.tool import Tool
-
-MAX_WHITE_SPACE = 8
-"""Characters of white space in a row that arguments may have: a model could write nothing else until its end."""
-
-Form = dict[str, Any]
-"""A part of XGrammar's description of structural tags."""
 
 
 def forced_call_guide(
@@ -52,11 +46,6 @@ def guide_of(form: Form, field: str) -> GuidedDecodingParams:
     return params
 
 
-def schema_of(schema: Form) -> Form:
-    """JSON that follows a schema."""
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITE_SPACE}
-
-
 def json_call(tool: Tool, key: str, arguments: Form) -> Form:
     """A call as an object, with its arguments under `key`."""
     return tag(f'{{"name": "{tool.name}", "{key}": ', arguments, "}")
@@ -65,18 +54,3 @@ def json_call(tool: Tool, key: str, arguments: Form) -> Form:
 def call_list(calls: list[Form], *, is_one: bool) -> Form:
     """Calls in brackets."""
     return tag("[", separated(calls, ", ", is_one=is_one), "]")
-
-
-def tag(begin: str, content: Form, end: str = "") -> Form:
-    return {"type": "tag", "begin": begin, "content": content, "end": end}
-
-
-def separated(calls: list[Form], separator: str, *, is_one: bool) -> Form:
-    """One call or, unless `is_one`, more of them."""
-    return {
-        "type": "tags_with_separator",
-        "tags": calls,
-        "separator": separator,
-        "at_least_one": True,
-        "stop_after_first": is_one,
-    }

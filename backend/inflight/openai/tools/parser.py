@@ -8,24 +8,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from inflight.errors import ConfigurationError
-from inflight.openai.tools.call_machine import CallMachine
+from inflight.openai.tools.call_machine import CallMachine, ForcedMachine
 from inflight.openai.tools.events import Event
-from inflight.openai.tools.hermes import HermesParser
-from inflight.openai.tools.json_list import ForcedParser
-from inflight.openai.tools.llama3_json import Llama3JsonParser
-from inflight.openai.tools.mistral import MistralParser
-from inflight.openai.tools.pythonic import PythonicParser
+from inflight.openai.tools.families import FORCED, NAMES, syntax_of
 from inflight.openai.tools.tool import Tool
-
-FORCED = "json"
-"""The parser of text that follows the grammar of a forced call, whatever the model's family."""
-PARSERS: dict[str, type[CallMachine]] = {
-    "hermes": HermesParser,
-    "llama3_json": Llama3JsonParser,
-    "pythonic": PythonicParser,
-    "mistral": MistralParser,
-    FORCED: ForcedParser,
-}
 
 
 class ToolParser(Protocol):
@@ -52,9 +38,10 @@ def make_tool_parser(
 ) -> ToolParser:
     """A parser for one choice. `new_id` makes the calls' ids. `at_start_only`: see CallMachine. Raises
     ConfigurationError if there is no such parser."""
-    if name not in PARSERS:
-        raise ConfigurationError(f"there is no tool parser {name}: choose one of {', '.join(PARSERS)}")
-    return PARSERS[name](tools, new_id or new_id_maker(name), at_start_only=at_start_only)
+    if name != FORCED and name not in NAMES:
+        raise ConfigurationError(f"there is no tool parser {name}: choose one of {', '.join(NAMES)}")
+    make = ForcedMachine if name == FORCED else CallMachine
+    return make(syntax_of(name), tools, new_id or new_id_maker(name), at_start_only=at_start_only)
 
 
 def new_id_maker(family: str) -> Callable[[], str]:
@@ -64,8 +51,7 @@ def new_id_maker(family: str) -> Callable[[], str]:
 
 def tool_tags(name: str) -> frozenset[str]:
     """The tags that a parser looks for: where they are special tokens, the text has to be made with them."""
-    parser = PARSERS[name]
-    return frozenset(filter(None, (parser.tag, parser.closing_tag, *parser.inner_tags)))
+    return syntax_of(name).tags()
 
 
 def _call_id() -> str:

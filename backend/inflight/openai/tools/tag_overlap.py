@@ -1,6 +1,21 @@
-"""How much of a text's end must be held back because a tag may begin there."""
+"""Tags in text that comes in pieces: which one stands somewhere, and how much of an end may be the beginning of one."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+MAX_TAG_CHARS = 128
+
+
+def tag_at(text: str, position: int, end: int, tags: Iterable[str]) -> str | None:
+    """Which of `tags` stands at `position`, "" if none does, None if text[:end] ends within what may be one."""
+    is_open = False
+    rest = text[position : min(end, position + MAX_TAG_CHARS)]
+    for tag in tags:
+        if rest.startswith(tag):
+            return tag
+        is_open = is_open or bool(rest and tag.startswith(rest))
+    return None if is_open else ""
 
 
 def tag_overlap(text: str, tag: str, start: int = 0) -> int:

@@ -74,6 +74,11 @@ class ValueReader:
         self._quote = ""
         self._is_key = False
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of the value was read."""
+        return self._state is not _State.VALUE or bool(self._open)
+
     def feed(self, text: str, start: int, end: int) -> int:
         """Read on in text[start:end]. Returns where it stopped: `end`, or behind the value if it is DONE, or at the
         character that fits no value if it is BROKEN. Only what follows a number or a word shows that it is whole, so a

@@ -13,9 +13,9 @@ import xgrammar
 
 from inflight.errors import InvalidRequest
 from inflight.guided_decoding import GuidedDecodingParams
-from inflight.openai.tools.chosen_guide import FAMILIES, chosen_call_guide
+from inflight.openai.tools.chosen_guide import chosen_call_guide
 from inflight.openai.tools.events import Content, ToolCallArguments, ToolCallStarted
-from inflight.openai.tools.parser import FORCED, PARSERS, make_tool_parser
+from inflight.openai.tools.parser import make_tool_parser
 from inflight.openai.tools.tool import Tool
 
 pytestmark = pytest.mark.slow  # the library imports torch
@@ -205,10 +205,6 @@ def test_an_answer_may_have_a_form_of_its_own(name: str) -> None:
         assert read(family, text, at_start_only=True) == read(family, text)
         within = json.dumps({"ok": text})
         assert read(family, within, at_start_only=True) == ([], within), "a part of an answer is no call"
-
-
-def test_every_family_has_one() -> None:
-    assert {*FAMILIES} == {*PARSERS} - {FORCED}
 
 
 def test_arguments_that_may_be_left_out_come_last_in_python() -> None:

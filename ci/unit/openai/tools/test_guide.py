@@ -10,8 +10,9 @@ import xgrammar
 from inflight.errors import InvalidRequest
 from inflight.guided_decoding import GuideType
 from inflight.openai.tools.events import Content, ToolCallArguments, ToolCallStarted
+from inflight.openai.tools.families import FORCED
 from inflight.openai.tools.guide import forced_call_guide
-from inflight.openai.tools.parser import FORCED, make_tool_parser
+from inflight.openai.tools.parser import make_tool_parser
 from inflight.openai.tools.tool import Tool
 
 pytestmark = pytest.mark.slow  # the library imports torch

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tool_syntaxes import WRITINGS, parser_of, tame, written
 
 from inflight.errors import ConfigurationError
 from inflight.openai.tools.call_machine import MAX_HELD_CHARS, CallMachine
 from inflight.openai.tools.events import Content, Event, ToolCallArguments, ToolCallStarted
-from inflight.openai.tools.parser import PARSERS, make_tool_parser
+from inflight.openai.tools.parser import make_tool_parser
 from inflight.openai.tools.tool import Tool
 
 TOOLS = [Tool(name="get_weather"), Tool(name="search-web"), Tool(name="f")]
-FAMILIES = sorted(PARSERS)
+FAMILIES = sorted(WRITINGS)
+"""And the ways of writing within them."""
 
 Call = tuple[str, dict[str, Any]]
 
@@ -33,30 +35,12 @@ KEYS = st.text("abz_", min_size=1, max_size=4)
 CALLS = st.lists(st.tuples(NAMES, st.dictionaries(KEYS, VALUES, max_size=2)), min_size=1, max_size=3)
 
 
-def written(family: str, calls: list[Call]) -> str:
-    """Calls as a model of the family writes them."""
-
-    def as_json(call: Call, key: str) -> str:
-        return json.dumps({"name": call[0], key: call[1]}, ensure_ascii=False)
-
-    if family == "hermes":
-        return "\n".join(f"<tool_call>\n{as_json(call, 'arguments')}\n</tool_call>" for call in calls)
-    if family == "llama3_json":
-        return "; ".join(as_json(call, "parameters") for call in calls)
-    if family == "pythonic":
-        arguments = [", ".join(f"{key}={value!r}" for key, value in call[1].items()) for call in calls]
-        return f"[{', '.join(f'{call[0]}({text})' for call, text in zip(calls, arguments, strict=True))}]"
-    if family == "mistral":
-        return "".join(f"[TOOL_CALLS]{call[0]}[ARGS]{json.dumps(call[1])}" for call in calls)
-    return f"[{', '.join(as_json(call, 'parameters') for call in calls)}]"
-
-
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<|python_tag|>", "<|python_start|>", "<|python_end|>", "[TOOL_CALLS]", "[ARGS]",
     "[CALL_ID]", '{"name": "f", ', '"arguments": {', '"parameters": {"a": ', '{"name": "nobody"', "f", "[f(", "f(a=",
     "[", "]", "{", "}", ", ", "; ", "'", '"', "\\", "=", "(", ")", " ", "\n", "1", "True", "null", "<", "text",
 ]  # fmt: skip
-WRITTEN = st.builds(written, st.sampled_from(FAMILIES), CALLS)
+WRITTEN = st.builds(lambda family, calls: written(family, tame(family, calls)), st.sampled_from(FAMILIES), CALLS)
 TEXTS = st.text() | st.lists(st.sampled_from(FRAGMENTS) | WRITTEN | st.text(max_size=5), max_size=12).map("".join)
 UNITS = [
     "<tool_call>", '<tool_call>{"name": "f", "arguments": {', "<tool_call>{", "[TOOL_CALLS]", "[", "{",
@@ -69,7 +53,9 @@ CUTS = st.lists(st.integers(0, 300), max_size=12)
 
 def parser(family: str) -> CallMachine:
     numbers = itertools.count()
-    return PARSERS[family](TOOLS, lambda: f"id-{next(numbers)}")
+    machine = make_tool_parser(parser_of(family), TOOLS, lambda: f"id-{next(numbers)}")
+    assert isinstance(machine, CallMachine)
+    return machine
 
 
 def pieces(text: str, cuts: Iterable[int]) -> list[str]:
@@ -108,6 +94,11 @@ def content_of(events: list[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, Content))
 
 
+def _fitting(family: str, calls: list[Call]) -> list[Call]:
+    """Such calls as the family can write: InternLM calls one tool at a time."""
+    return tame(family, calls[:1] if family == "internlm" else calls)
+
+
 every_family = pytest.mark.parametrize("family", FAMILIES)
 some_texts = settings(max_examples=40)
 """For each of the families."""
@@ -117,6 +108,7 @@ some_texts = settings(max_examples=40)
 @some_texts
 @given(calls=CALLS, cuts=CUTS)
 def test_the_calls_that_a_model_writes_come_out(family: str, calls: list[Call], cuts: list[int]) -> None:
+    calls = _fitting(family, calls)
     events = parse(family, written(family, calls), cuts)
     assert calls_of(events) == calls
     assert content_of(events) == ""
@@ -151,14 +143,14 @@ def test_a_text_in_which_no_call_begins_is_all_content(family: str, text: str) -
 @some_texts
 @given(calls=CALLS, length=st.integers(0, 200))
 def test_a_broken_off_text_has_no_call_that_it_does_not_begin(family: str, calls: list[Call], length: int) -> None:
-    text = written(family, calls)[:length]
+    text = written(family, _fitting(family, calls))[:length]
     names = [event.name for event in parse(family, text) if isinstance(event, ToolCallStarted)]
     assert names == [name for name, _ in calls[: len(names)]]
 
 
 @every_family
 def test_a_name_is_whole_before_its_arguments_and_both_come_early(family: str) -> None:
-    text = written(family, [("get_weather", {"city": "Paris", "days": 3})])
+    text = written(family, [("get_weather", {"city": "Paris in May", "days": 3})])
     machine = parser(family)
     flat = [event for char in text for event in machine.feed(char)]
     assert isinstance(flat[0], ToolCallStarted) and flat[0].name == "get_weather"
@@ -172,7 +164,7 @@ def test_a_tool_that_was_not_offered_is_content(family: str) -> None:
     assert parse(family, text) == [Content(text)]
 
 
-@every_family
+@pytest.mark.parametrize("family", [family for family in FAMILIES if not WRITINGS[family].argument])
 def test_a_value_that_is_none_ends_the_call_and_the_rest_is_content(family: str) -> None:
     text = written(family, [("f", {"a": 17})]).replace("17", "17oops")
     events = parse(family, text)
@@ -226,6 +218,7 @@ def test_hermes_keeps_text_around_calls() -> None:
         ("pythonic", "<|python_start|>[f(a=1)]<|python_end|>"),
         ("pythonic", "[ f( a = 1, ) ]\n"),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]'),
+        ("mistral", '[TOOL_CALLS]f{"a": 1}'),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]A1b2C3d4E[ARGS]{"a": 1}'),
         ("json", ' [{"name": "f", "parameters": {"a": 1}}]\n'),
     ],
@@ -240,17 +233,16 @@ def test_what_models_write_too(family: str, text: str) -> None:
     ("family", "text"),
     [
         ("hermes", "<tool_call>none</tool_call>"),
-        ("hermes", '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "name": "f"}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": "[1]"}</tool_call>'),
+        ("llama3_json", 'I call {"name": "rm", "parameters": {}}'),
         ("llama3_json", '{"answer": 42, "name": "f", "parameters": {}}'),
-        ("llama3_json", 'I call {"name": "f", "parameters": {}}'),
         ("llama3_json", "<|python_tag|>print(1)"),
         ("pythonic", "[f(x)]"),
         ("pythonic", "[1, 2]"),
         ("pythonic", "I call [f(a=1)]"),
         ("mistral", '[{"name": "f", "arguments": {}}]'),
         ("mistral", "[TOOL_CALLS][]"),
-        ("mistral", "[TOOL_CALLS]f{}"),
         ("json", '{"name": "f", "parameters": {}}'),
     ],
 )
@@ -282,7 +274,7 @@ def test_a_broken_call_does_not_hide_the_next_one() -> None:
 
 def test_ids_are_new_and_mistrals_have_nine_characters() -> None:
     for family, length in (("hermes", 29), ("mistral", 9)):
-        machine = make_tool_parser(family, TOOLS)
+        machine = make_tool_parser(parser_of(family), TOOLS)
         events = machine.feed(written(family, [("f", {}), ("f", {})]))
         ids = {event.id for event in events if isinstance(event, ToolCallStarted)}
         assert len(ids) == 2 and {len(id_) for id_ in ids} == {length}
