@@ -15,7 +15,13 @@ def families_reading(text: str, name: str, arguments: dict[str, Any]) -> list[st
     """The families whose parsers find exactly one call in `text`, that of the tool `name` with these arguments. Other
     text may stand around it. Of several, those that take all before it as a part of calls, and of these the ones that
     would write its beginning so to the letter."""
-    found = [family for family in FAMILIES if _calls(family, text, name)[0] == [(name, arguments)]]
+    found = [
+        family
+        for family in FAMILIES
+        if _calls(family, text, name)[0] == [(name, arguments)]
+        # A call without a tag behind something else could be that of a family that is not known.
+        and (_has_nothing_before(family, text, name) or any(tag in text for tag in FAMILIES[family].begins))
+    ]
     for is_better in (_has_nothing_before, _writes_so):
         better = [family for family in found if is_better(family, text, name)]
         found = better if len(found) > 1 and better else found
