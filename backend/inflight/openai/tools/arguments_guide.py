@@ -1,7 +1,7 @@
 """The grammar of one call's arguments in each way of writing: what follows it is read as arguments of the schema.
 
 A strict tool's arguments follow its schema to the letter, or the tool is refused by its name with the reason. Those of
-another tool are any object.
+another tool are any object, which has no lists and objects within it where a syntax has bare keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from inflight.openai.tools.forms import (
 )
 from inflight.openai.tools.syntax import Arguments, JsonArguments, PythonArguments, TaggedArguments
 from inflight.openai.tools.tool import Tool
-from inflight.openai.tools.value_types import MAX_DEPTH, referred, typed, types_of
+from inflight.openai.tools.value_types import MAX_DEPTH, SchemaTypes, referred, typed
 
 ANY_OBJECT: Form = {"type": "object", "additionalProperties": True}
 KEYWORD = "[a-zA-Z_][a-zA-Z0-9_]{0,63}"
@@ -36,8 +36,11 @@ BEYOND_PROPERTIES = (
 """What a schema may say of arguments besides naming them one by one."""
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"})
 _NOT_IN_KEYS = frozenset('<>"\n{}[]:,')
-_NESTING = 0
-"""Of lists and objects in arguments of tools that are not strict, where a syntax has them not as JSON."""
+MAX_VALUES = 256
+"""Values in arguments of a tool, those within others included, where a syntax has them not as JSON."""
+
+MAX_SHARED_BYTES = 2**20
+"""Of a schema's definitions, which stand beside each of its parameters: more is beyond any engine's bound."""
 
 Argument = Callable[[str], Form]
 """Makes the grammar of an argument of a name: the key with its value."""
@@ -71,14 +74,16 @@ def _keywords(tool: Tool) -> Form:
 
 def _tagged(writing: TaggedArguments, tool: Tool) -> Form:
     if not tool.strict:
-        return _star(_tagged_any(writing))
-    return _members(tool, lambda name: _tagged_value(writing, tool, name), "")
+        return {"type": "star", "content": _tagged_any(writing)}
+    types = SchemaTypes(tool.schema)
+    return _members(
+        tool, lambda name: _tagged_value(writing, tool, name, types.of(tool.schema["properties"][name])), ""
+    )
 
 
-def _tagged_value(writing: TaggedArguments, tool: Tool, name: str) -> Form:
+def _tagged_value(writing: TaggedArguments, tool: Tool, name: str, types: frozenset[str]) -> Form:
     _check_key(tool, name)
     schema = _own(tool, name)
-    types = types_of(schema, tool.schema)
     before = writing.before_key + name
     as_text, as_json = before + writing.behind_key + writing.pad, before + writing.behind_json_key + writing.pad
     behind = writing.pad + writing.behind_value
@@ -120,57 +125,53 @@ def _tagged_any(writing: TaggedArguments) -> Form:
 
 
 def _bare(quote: str, tool: Tool) -> Form:
-    if not tool.strict:
-        members = optional(several(sequence(regex(KEYWORD), text(":"), _bare_any(quote, _NESTING)), ","))
-        return sequence(text("{"), members, text("}"))
-    for name in tool.schema["properties"]:
-        _check_key(tool, name)
-    members = _members(
-        tool, lambda name: sequence(text(f"{name}:"), _bare_value(quote, tool, _own(tool, name), name, MAX_DEPTH)), ","
-    )
-    return sequence(text("{"), members, text("}"))
-
-
-def _bare_any(quote: str, nesting: int) -> Form:
+    if tool.strict:
+        return _BareGuide(quote, tool).object(tool.schema)
+    # Lists and objects would nest the guide deeper than one may be.
     scalar = {"type": "json_schema", "json_schema": {"type": ["number", "boolean", "null"]}}
-    values = [tag(quote, any_text(), quote), scalar]
-    if nesting:
-        inner = _bare_any(quote, nesting - 1)
-        values.append(sequence(text("["), optional(several(inner, ",")), text("]")))
-        member = sequence(regex(KEYWORD), text(":"), inner)
-        values.append(sequence(text("{"), optional(several(member, ",")), text("}")))
-    return either(*values)
+    member = sequence(regex(KEYWORD), text(":"), either(tag(quote, any_text(), quote), scalar))
+    return sequence(text("{"), optional(several(member, ",")), text("}"))
 
 
-def _bare_value(quote: str, tool: Tool, schema: Any, name: str, depth: int) -> Form:
-    types = types_of(schema, tool.schema)
-    beyond = _refusal(tool, f"its parameter {name!r} has a schema that this family's syntax cannot hold")
-    if not isinstance(schema, dict) or not depth:
-        raise beyond
-    if not types & {"string", "array", "object"}:
-        return schema_of(schema)
-    if types == {"string"}:
-        plain = _plain(schema, tool.schema)
-        if plain is None or any(quote in value for value in plain):
-            raise beyond
-        free = tag(quote, any_text(), quote)
-        return either(*(text(f"{quote}{value}{quote}") for value in plain)) if plain else free
-    own = _followed(schema, tool.schema)
-    if types == {"array"} and own.keys() <= _NOTES | {"type", "items", "$defs", "definitions"}:
-        item = _bare_value(quote, tool, own.get("items"), name, depth - 1)
-        return sequence(text("["), optional(several(item, ",")), text("]"))
-    known = _NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
-    if types == {"object"} and own.keys() <= known:
-        inner = Tool(name=tool.name, parameters={**tool.schema, "required": [], **own}, strict=True)
-        for key in inner.schema["properties"]:
-            _check_key(tool, key)
-        members = _members(
-            inner,
-            lambda key: sequence(text(f"{key}:"), _bare_value(quote, inner, _own(inner, key), name, depth - 1)),
-            ",",
-        )
+class _BareGuide:
+    """Of one strict tool."""
+
+    def __init__(self, quote: str, tool: Tool) -> None:
+        self._quote = quote
+        self._tool = tool
+        self._types = SchemaTypes(tool.schema)
+        self._num_left = MAX_VALUES
+
+    def object(self, schema: dict[str, Any]) -> Form:
+        part = Tool(name=self._tool.name, parameters=schema, strict=True)
+        properties = part.schema["properties"]
+        for key in properties:
+            _check_key(part, key)
+        members = _members(part, lambda key: sequence(text(f"{key}:"), self._value(properties[key], key)), ",")
         return sequence(text("{"), members, text("}"))
-    raise beyond
+
+    def _value(self, schema: Any, name: str) -> Form:
+        quote, types = self._quote, self._types.of(schema)
+        self._num_left -= 1
+        beyond = _refusal(self._tool, f"its parameter {name!r} has a schema that this family's syntax cannot hold")
+        if not isinstance(schema, dict) or self._num_left < 0:
+            raise beyond
+        if not types & {"string", "array", "object"}:
+            return schema_of({**_shared(self._tool.schema, schema), **schema})
+        own = _followed(schema, self._tool.schema)
+        said = own.keys() - _NOTES - {"$defs", "definitions"}
+        if types == {"string"}:
+            plain = _plain(schema, self._tool.schema)
+            if plain is None or any(quote in value for value in plain):
+                raise beyond
+            free = tag(quote, any_text(), quote)
+            return either(*(text(f"{quote}{value}{quote}") for value in plain)) if plain else free
+        if types == {"array"} and said <= {"type", "items"}:
+            item = self._value(own.get("items"), name)
+            return sequence(text("["), optional(several(item, ",")), text("]"))
+        if types == {"object"} and said <= {"type", "properties", "required", "additionalProperties"}:
+            return self.object(own)
+        raise beyond
 
 
 def _members(tool: Tool, argument: Argument, separator: str) -> Form:
@@ -183,6 +184,9 @@ def _members(tool: Tool, argument: Argument, separator: str) -> Form:
     properties = schema["properties"]
     if not set(schema.get("required", ())) <= properties.keys():
         raise _refusal(tool, "it requires a parameter that is not in properties")
+    num_bytes = len(properties) * len(json.dumps([schema.get("$defs"), schema.get("definitions")]))
+    if num_bytes > MAX_SHARED_BYTES:
+        raise _refusal(tool, f"its definitions would be {num_bytes} bytes long, one for each parameter")
     required = [name for name in properties if name in schema.get("required", ())]
     others = [name for name in properties if name not in required]
 
@@ -202,10 +206,14 @@ def _members(tool: Tool, argument: Argument, separator: str) -> Form:
 
 def _own(tool: Tool, name: str) -> Any:
     """A parameter's schema, with what its references lead to."""
-    schema = tool.schema
-    own = schema["properties"][name]
-    shared: Form = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    return {**shared, **own} if isinstance(own, dict) else own
+    own = tool.schema["properties"][name]
+    return {**_shared(tool.schema, own), **own} if isinstance(own, dict) else own
+
+
+def _shared(root: dict[str, Any], schema: dict[str, Any]) -> Form:
+    """What references within a part of a schema lead into."""
+    has_references = '"$ref"' in json.dumps(schema)
+    return {key: root[key] for key in ("$defs", "definitions") if key in root and has_references}
 
 
 def _followed(schema: Any, root: dict[str, Any]) -> dict[str, Any]:
@@ -230,8 +238,9 @@ def _plain(schema: Any, root: dict[str, Any]) -> list[Any] | None:
         return list(own["enum"])
     if said <= {"type", "const"}:
         return [own["const"]]
-    if said in ({"anyOf"}, {"oneOf"}) and all(_plain(each, root) == [] for each in own[next(iter(said))]):
-        return []
+    if said in ({"anyOf"}, {"oneOf"}):
+        ways = own[next(iter(said))]
+        return [] if all(isinstance(each, dict) and each.keys() - _NOTES == {"type"} for each in ways) else None
     return None
 
 
@@ -242,7 +251,3 @@ def _check_key(tool: Tool, name: str) -> None:
 
 def _refusal(tool: Tool, reason: str) -> InvalidRequest:
     return InvalidRequest(f"tool {tool.name} cannot be strict here: {reason}")
-
-
-def _star(content: Form) -> Form:
-    return {"type": "star", "content": content}

@@ -11,7 +11,7 @@ from inflight.openai.tools.keyword_reader import WHITE_SPACE
 from inflight.openai.tools.syntax import TaggedArguments, pieces_of
 from inflight.openai.tools.tag_overlap import tag_at, tag_overlap
 from inflight.openai.tools.value_reader import MAX_SCALAR_CHARS, Progress, ValueReader
-from inflight.openai.tools.value_types import TYPES, typed, types_of
+from inflight.openai.tools.value_types import TYPES, SchemaTypes, typed
 
 MAX_KEY_CHARS = 256
 NEEDS_MORE = -1
@@ -120,7 +120,7 @@ class TaggedReader:
     def _choose(self, *, is_json: bool) -> None:
         """What the value may be."""
         properties = self._schema["properties"]
-        self._types = types_of(properties.get(self._key), self._schema) if self._key in properties else TYPES
+        self._types = SchemaTypes(self._schema).of(properties.get(self._key)) if self._key in properties else TYPES
         if self._syntax.behind_json_key:
             self._types = TYPES - {"string"} if is_json else frozenset({"string"})
 

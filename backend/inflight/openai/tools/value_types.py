@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
@@ -16,28 +15,42 @@ _WORDS = ("true", "false", "null")
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
-def types_of(schema: Any, root: dict[str, Any], depth: int = MAX_DEPTH) -> frozenset[str]:
-    """JSON schema's names of types; all of them if the schema does not say. `root`: what its references lead into."""
-    if not isinstance(schema, dict) or not depth:
-        return TYPES
-    found = TYPES
-    named = schema.get("type")
-    if isinstance(named, str):
-        found &= {named}
-    elif isinstance(named, list):
-        found &= {each for each in named if isinstance(each, str)}
-    if "const" in schema:
-        found &= {type_of(schema["const"])}
-    if isinstance(schema.get("enum"), list):
-        found &= set(map(type_of, schema["enum"]))
-    if "$ref" in schema:
-        found &= types_of(referred(schema["$ref"], root), root, depth - 1)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            found &= _any(types_of(each, root, depth - 1) for each in schema[key])
-    for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
-        found &= types_of(each, root, depth - 1)
-    return frozenset(found or TYPES)
+class SchemaTypes:
+    """Of the values within one tool's schema. The work is linear in it: what a reference leads to is looked at once."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        """`root`: what references lead into."""
+        self._root = root
+        self._found: dict[str, frozenset[str]] = {}
+
+    def of(self, schema: Any, depth: int = MAX_DEPTH) -> frozenset[str]:
+        """JSON schema's names of types; all of them if the schema does not say."""
+        if not isinstance(schema, dict) or not depth:
+            return TYPES
+        found = TYPES
+        named = schema.get("type")
+        if isinstance(named, str):
+            found &= {named}
+        elif isinstance(named, list):
+            found &= {each for each in named if isinstance(each, str)}
+        if "const" in schema:
+            found &= {type_of(schema["const"])}
+        if isinstance(schema.get("enum"), list):
+            found &= set(map(type_of, schema["enum"]))
+        if isinstance(schema.get("$ref"), str):
+            found &= self._behind(schema["$ref"], depth)
+        for key in ("anyOf", "oneOf"):
+            if isinstance(schema.get(key), list):
+                found &= {name for each in schema[key] for name in self.of(each, depth - 1)}
+        for each in schema["allOf"] if isinstance(schema.get("allOf"), list) else ():
+            found &= self.of(each, depth - 1)
+        return frozenset(found or TYPES)
+
+    def _behind(self, reference: str, depth: int) -> frozenset[str]:
+        if reference not in self._found:
+            self._found[reference] = TYPES  # also if it leads to itself
+            self._found[reference] = self.of(referred(reference, self._root), depth - 1)
+        return self._found[reference]
 
 
 def referred(reference: Any, root: dict[str, Any]) -> Any:
@@ -65,7 +78,3 @@ def typed(text: str, types: frozenset[str]) -> str | None:
         return None
     own = type_of(json.loads(written))
     return written if own in types or (own == "integer" and "number" in types) else None
-
-
-def _any(types: Iterable[frozenset[str]]) -> set[str]:
-    return {name for each in types for name in each}

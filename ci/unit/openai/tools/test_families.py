@@ -199,6 +199,27 @@ def test_a_schema_that_a_syntax_cannot_hold_is_refused_by_the_tools_name(
     assert reason in str(refusal.value)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hostile_schemas_cost_no_more_than_their_size(family: str) -> None:
+    """References that lead to themselves and to each other many times."""
+    ways = [{"$ref": f"#/$defs/d{number}"} for number in range(12)]
+    nested = {"type": "object", "properties": {name: {"$ref": "#/$defs/tree"} for name in "abcdef"}}
+    properties = {"a": {"$ref": "#/$defs/d0"}, "b": {"$ref": "#/$defs/tree"}}
+    defs = {**{f"d{number}": {"anyOf": ways} for number in range(12)}, "tree": nested}
+    tool = Tool(name="f", strict=True, parameters={"properties": properties, "required": ["a"], "$defs": defs})
+    is_held = True
+    try:
+        chosen_call_guide(family, [tool])
+    except InvalidRequest as error:
+        is_held = False
+        assert "tool f cannot be strict here" in str(error)
+    parser = make_tool_parser(family, [tool])
+    text = written(family, [("f", {"a": 1})])
+    assert any(isinstance(event, ToolCallStarted) for event in [*parser.feed(text), *parser.finish()])
+    takes_any = not WRITINGS[family].argument and not WRITINGS[family].quote
+    assert is_held is (takes_any or family == "deepseek_v32")
+
+
 @pytest.mark.parametrize(
     ("written_value", "schema", "value"),
     [
