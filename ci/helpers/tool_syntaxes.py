@@ -52,6 +52,13 @@ WRITINGS = {
         argument='<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>\n---'
         '<｜DSML｜parameter name="KEY" string="false">VALUE</｜DSML｜parameter>\n',
     ),
+    "deepseek_v4": Writing(
+        '<｜DSML｜invoke name="NAME">\nTAGGED</｜DSML｜invoke>\n',
+        begin="<｜DSML｜tool_calls>\n",
+        end="</｜DSML｜tool_calls>",
+        argument='<｜DSML｜parameter name="KEY" string="true">VALUE</｜DSML｜parameter>\n---'
+        '<｜DSML｜parameter name="KEY" string="false">VALUE</｜DSML｜parameter>\n',
+    ),
     "kimi_k2": Writing(
         "<|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>JSON<|tool_call_end|>",
         begin="<|tool_calls_section_begin|>",

@@ -118,8 +118,7 @@ class CallMachine:
         if not tag:
             self._give_up()
         elif tag in self._begins:
-            self._hold(tag)
-            self._state = self._read_section
+            self._begin_section(tag)
         else:
             self._drop_held()
             self._in_section = False
@@ -139,8 +138,7 @@ class CallMachine:
         if found:
             self._add_content(text[position : found.start()])
             if found[0] in self._begins:
-                self._hold(found[0])
-                self._state = self._read_section
+                self._begin_section(found[0])
                 return found.end()
             self._form, self._in_section = self._syntax.forms[0], self._syntax.forms[0].between is not None
             self._begin_call()
@@ -224,6 +222,14 @@ class CallMachine:
         if not isinstance(call, NamedCall):
             return char == "{"
         return call.before_name.startswith(char) if call.before_name else char.isalnum() or char in "_-"
+
+    def _begin_section(self, tag: str) -> None:
+        """Behind a tag that begins calls."""
+        self._hold(tag)
+        self._state = self._read_section
+        if tag.endswith("["):
+            self._form, self._in_section = self._syntax.forms[0], False
+            self._begin_call()
 
     def _begin_call(self) -> None:
         """A call is next."""

@@ -87,7 +87,7 @@ class _CallGuide:
         """What follows the tag that begins calls. `begin`: the white space of the beginning."""
         before = [text(begin)] if begin else []
         # Templates of Mistral have a space before the list.
-        before += [regex(" ?")] if self._form.in_list else []
+        before += [regex(" ?")] if self._form.in_list and not self._syntax.begin.endswith("[") else []
         end = [text(self._syntax.end)] if self._syntax.end else []
         return sequence(*before, self._several(), *end)
 
@@ -104,7 +104,10 @@ class _CallGuide:
         form = self._form
         is_one = self._is_one or form.between is None
         calls = either(*self._calls) if is_one else separated(self._calls, form.between or "", is_one=False)
-        return tag("[", calls, "]") if form.in_list else calls
+        if form.in_list:
+            bracket = [] if self._syntax.begin.endswith("[") else [text("[")]
+            return sequence(*bracket, calls, text("]"))
+        return calls
 
     def _call(self, tool: Tool) -> Form:
         call = self._form.call

@@ -25,6 +25,27 @@ def _one(call: NamedCall | ObjectCall, between: str | None = None) -> tuple[Call
     return (CallForm(call=call, between=between),)
 
 
+def _dsml(section: str) -> CallSyntax:
+    return CallSyntax(
+        begin=f"<｜DSML｜{section}>\n",
+        forms=_one(
+            NamedCall(
+                before_name='<｜DSML｜invoke name="',
+                behind_name='">\n',
+                arguments=TaggedArguments(
+                    before_key='<｜DSML｜parameter name="',
+                    behind_key='" string="true">',
+                    behind_json_key='" string="false">',
+                    behind_value="</｜DSML｜parameter>\n",
+                ),
+                behind_arguments="</｜DSML｜invoke>",
+            ),
+            "\n",
+        ),
+        end=f"\n</｜DSML｜{section}>",
+    )
+
+
 FAMILIES: dict[str, CallSyntax] = {
     "hermes": CallSyntax(begin="<tool_call>\n", forms=_one(ObjectCall()), end="\n</tool_call>", joint="\n"),
     "qwen3_coder": CallSyntax(
@@ -98,24 +119,8 @@ FAMILIES: dict[str, CallSyntax] = {
         ),
         end="<｜tool▁calls▁end｜>",
     ),
-    "deepseek_v32": CallSyntax(
-        begin="<｜DSML｜function_calls>\n",
-        forms=_one(
-            NamedCall(
-                before_name='<｜DSML｜invoke name="',
-                behind_name='">\n',
-                arguments=TaggedArguments(
-                    before_key='<｜DSML｜parameter name="',
-                    behind_key='" string="true">',
-                    behind_json_key='" string="false">',
-                    behind_value="</｜DSML｜parameter>\n",
-                ),
-                behind_arguments="</｜DSML｜invoke>",
-            ),
-            "\n",
-        ),
-        end="\n</｜DSML｜function_calls>",
-    ),
+    "deepseek_v32": _dsml("function_calls"),
+    "deepseek_v4": _dsml("tool_calls"),
     "kimi_k2": CallSyntax(
         begin="<|tool_calls_section_begin|>",
         forms=_one(
@@ -189,7 +194,7 @@ FAMILIES: dict[str, CallSyntax] = {
         end="<tool_call|>",
         joint="",
     ),
-    "phi4_mini_json": CallSyntax(begin="functools", forms=(_OBJECTS,)),
+    "phi4_mini_json": CallSyntax(begin="functools[", forms=(_OBJECTS,)),
     "lfm2": CallSyntax(
         begin="<|tool_call_start|>",
         forms=(CallForm(call=_PYTHON, in_list=True, between=", "),),

@@ -98,7 +98,7 @@ class CallSyntax:
     forms: tuple[CallForm, ...]
     """The parser takes each: a list by its bracket. The grammar takes the first whose token the checkpoint has."""
     begin: str = ""
-    """Begins calls, anywhere in the text; "" = they are the whole text."""
+    """Begins calls, anywhere in the text, with the bracket of a list if it ends so; "" = they are the whole text."""
     also_begins: tuple[str, ...] = ()
     """What the parser takes in its place."""
     end: str = ""

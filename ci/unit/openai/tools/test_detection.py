@@ -63,6 +63,13 @@ CALLS: dict[str, tuple[str, str, str]] = {
         + raw("</｜DSML｜invoke>\n"),
         "</｜DSML｜function_calls>",
     ),
+    "deepseek_v4": (
+        raw("\n\n<｜DSML｜tool_calls>\n"),
+        '<｜DSML｜invoke name="{{ f.name }}">' + raw("\n")
+        + each('<｜DSML｜parameter name="KEY" string="false">VALUE</｜DSML｜parameter>' + raw("\n"))
+        + raw("</｜DSML｜invoke>\n"),
+        "</｜DSML｜tool_calls>",
+    ),
     "kimi_k2": (
         "<|tool_calls_section_begin|>",
         "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>" + JSON + "<|tool_call_end|>",

@@ -100,7 +100,7 @@ def _fitting(family: str, calls: list[Call]) -> list[Call]:
 
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
-some_texts = settings(max_examples=40)
+some_texts = settings(max_examples=15)
 """For each of the families."""
 
 
@@ -239,6 +239,12 @@ def test_what_models_write_too(family: str, text: str) -> None:
         ("llama3_json", '{"answer": 42, "name": "f", "parameters": {}}'),
         ("llama3_json", "<|python_tag|>print(1)"),
         ("pythonic", "[f(x)]"),
+        ("phi4_mini_json", "import functools [see]"),
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<param"),
+        ("glm45", "<tool_call>rm<arg_key>a</arg_key>"),
+        ("deepseek_v3", "<｜tool▁calls▁begin｜>none<｜tool▁calls▁end｜>"),
+        ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>f"),
+        ("gemma4", "<|tool_call>call:f(a:1)"),
         ("pythonic", "[1, 2]"),
         ("pythonic", "I call [f(a=1)]"),
         ("mistral", '[{"name": "f", "arguments": {}}]'),
