@@ -12,10 +12,16 @@ import msgspec
 from msgspec import structs
 
 from inflight.errors import ConfigurationError
-from inflight.openai.tools.families import NAMES
 
 LOOPBACK = "127.0.0.1"
-TOOL_PARSERS = NAMES
+TOOL_PARSERS = (
+    "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3", "deepseek_v31",
+    "deepseek_v32", "deepseek_v4", "kimi_k2", "glm45", "glm47", "minimax_m2", "granite", "functiongemma",
+    "gemma4", "phi4_mini_json", "lfm2", "olmo3", "nemotron", "xlam", "hunyuan_a13b", "seed_oss", "step3",
+    "internlm", "longcat", "ernie45", "granite4", "qwen3_xml", "mimo", "llama4_json", "llama4_pythonic",
+    "nemotron_json",
+)  # fmt: skip
+"""By vLLM's names of its parsers, where it has one."""
 REASONING_PARSERS = ("deepseek_r1", "mistral", "qwen3", "seed_oss")
 
 

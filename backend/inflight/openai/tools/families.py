@@ -62,6 +62,7 @@ FAMILIES: dict[str, CallSyntax] = {
         ),
         end="\n</tool_call>",
         joint="\n",
+        within_text=("<function=",),  # its models leave the tag out at times
     ),
     "llama3_json": CallSyntax(
         begin="<|python_tag|>",

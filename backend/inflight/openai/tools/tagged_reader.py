@@ -41,7 +41,8 @@ class TaggedReader:
         self.has_begun = False
         self._syntax = syntax
         self._closing = closing
-        self._schema = schema
+        self._properties = schema["properties"]
+        self._schema_types = SchemaTypes(schema)
         (self._before_key,) = pieces_of(syntax.before_key)
         (self._end,) = pieces_of(syntax.behind_value)
         self._key = ""
@@ -119,8 +120,7 @@ class TaggedReader:
 
     def _choose(self, *, is_json: bool) -> None:
         """What the value may be."""
-        properties = self._schema["properties"]
-        self._types = SchemaTypes(self._schema).of(properties.get(self._key)) if self._key in properties else TYPES
+        self._types = self._schema_types.of(self._properties.get(self._key))
         if self._syntax.behind_json_key:
             self._types = TYPES - {"string"} if is_json else frozenset({"string"})
 

@@ -257,6 +257,22 @@ def test_the_models_id_is_kept_where_its_template_needs_it() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("family", "tags"),
+    [
+        ("hermes", {"<tool_call>", "</tool_call>"}),
+        ("mistral", {"[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"}),
+        ("pythonic", {"<|python_start|>", "<|python_end|>"}),
+        ("gemma4", {"<|tool_call>", "<tool_call|>", '<|"|>'}),
+        ("deepseek_v32", {"｜DSML｜"}),
+        ("kimi_k2", {"<|tool_call_begin|>", "<|tool_call_argument_begin|>"}),
+        ("glm45", {"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"}),
+    ],
+)
+def test_what_may_be_special_tokens_is_known(family: str, tags: set[str]) -> None:
+    assert tags <= syntax_of(family).tags()
+
+
 def test_every_family_is_written_here() -> None:
     assert {*FAMILIES} <= {*map(parser_of, WRITINGS)}
     assert {*ALIASES.values()} <= {*FAMILIES} and not {*ALIASES} & {*FAMILIES}

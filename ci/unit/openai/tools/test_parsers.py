@@ -217,6 +217,10 @@ def test_hermes_keeps_text_around_calls() -> None:
         ("llama3_json", '{"type": "function", "name": "f", "arguments": {"a": 1}}'),
         ("pythonic", "<|python_start|>[f(a=1)]<|python_end|>"),
         ("pythonic", "[ f( a = 1, ) ]\n"),
+        ("qwen3_coder", "<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>"),
+        ("granite", '<tool_call>[{"name": "f", "arguments": {"a": 1}}]'),
+        ("olmo3", "<function_calls>\nf(a=1)\n</function_calls>"),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}]'),
         ("mistral", '[TOOL_CALLS]f{"a": 1}'),
         ("mistral", '[TOOL_CALLS]f[CALL_ID]A1b2C3d4E[ARGS]{"a": 1}'),
@@ -227,6 +231,24 @@ def test_what_models_write_too(family: str, text: str) -> None:
     events = parse(family, text)
     assert calls_of(events) == [("f", {"a": 1})]
     assert content_of(events) == ""
+
+
+@pytest.mark.parametrize(
+    ("quoted", "written", "rest"),
+    [
+        ('{\\"a\\": \\"\\\\n \\ud83d\\ude00\\"}"}</tool_call>', '{"a": "\\n 😀"}', ""),
+        (' {\\"a\\": 1} "}</tool_call> end', '{"a": 1}', " end"),
+        ('{\\"a\\": 17oops}"}', '{"a":', '17oops}"}'),
+        ('{\\"a\\": 1} 2"}', '{"a": 1}', '2"}'),
+        ('{\\"a\\": \\"b', '{"a": "b', ""),
+    ],
+)
+def test_arguments_that_are_a_json_text_are_the_object_in_it(quoted: str, written: str, rest: str) -> None:
+    text = '<tool_call>{"name": "f", "arguments": "' + quoted
+    for cuts in ((), range(len(text))):
+        events = parse("granite4", text, cuts)
+        arguments = "".join(event.text for event in events if isinstance(event, ToolCallArguments))
+        assert (arguments.strip(), content_of(events)) == (written, rest)
 
 
 @pytest.mark.parametrize(
