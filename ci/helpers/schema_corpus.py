@@ -8,15 +8,19 @@ schemas with tests) is read as well.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 
 FOLDER = Path(__file__).resolve().parents[1] / "unit" / "guides" / "schema" / "corpus"
+MAX_PERMUTED = 4
+"""Keys of an object that are tried in any order."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,13 @@ def validator(schema: Any) -> jsonschema_rs.Draft202012Validator:
 
 
 def texts(value: Any, schema: Any) -> tuple[str, ...]:
-    """As `json.dumps` writes it: with keys as they come and in the order of the schema's `properties`, which grammars
-    follow; characters beyond ASCII as they are."""
-    ordered = _ordered(value, _ranks(schema))
-    return tuple(dict.fromkeys(json.dumps(each, ensure_ascii=False) for each in (value, ordered)))
+    """As `json.dumps` writes it, characters beyond ASCII as they are, with keys in orders that a grammar may ask for:
+    as they come; that of the schema's `properties`, outer ones first or as they stand in its text; any, of few."""
+    orders = [_ranks(_names(schema, is_outer_first)) for is_outer_first in (True, False)]
+    written = [value, *(_ordered(value, ranks) for ranks in orders)]
+    if isinstance(value, dict) and len(value) <= MAX_PERMUTED:
+        written += map(dict, permutations(value.items()))
+    return tuple(dict.fromkeys(json.dumps(each, ensure_ascii=False) for each in written))
 
 
 def escaped(text: str) -> str:
@@ -65,24 +72,29 @@ def escaped(text: str) -> str:
     return "".join(char if char.isascii() else json.dumps(char)[1:-1] for char in text)
 
 
-def _ranks(schema: Any) -> dict[str, int]:
-    """Place of each name at its first occurrence in `properties`, then in `required`."""
-    names: dict[str, None] = {}
+def _ranks(names: Iterable[str]) -> dict[str, int]:
+    """Name -> place of its first occurrence."""
+    return {name: place for place, name in enumerate(dict.fromkeys(names))}
+
+
+def _names(schema: Any, is_outer_first: bool) -> Iterator[str]:
+    """Of properties, then of what is required."""
     for keyword in ("properties", "required"):
-        for found in _values_of(keyword, schema):
-            names.update(dict.fromkeys(each for each in found if isinstance(each, str)))
-    return {name: place for place, name in enumerate(names)}
+        for found in _values_of(keyword, schema, is_outer_first):
+            yield from (name for name in found if isinstance(name, str))
 
 
-def _values_of(keyword: str, schema: Any) -> Iterator[Any]:
+def _values_of(keyword: str, schema: Any, is_outer_first: bool) -> Iterator[Any]:
     if isinstance(schema, dict):
-        if isinstance(schema.get(keyword), (dict, list)):
+        if is_outer_first and isinstance(schema.get(keyword), (dict, list)):
             yield schema[keyword]
-        for inner in schema.values():
-            yield from _values_of(keyword, inner)
+        for name, inner in schema.items():
+            if not is_outer_first and name == keyword and isinstance(inner, (dict, list)):
+                yield inner
+            yield from _values_of(keyword, inner, is_outer_first)
     elif isinstance(schema, list):
         for inner in schema:
-            yield from _values_of(keyword, inner)
+            yield from _values_of(keyword, inner, is_outer_first)
 
 
 def _ordered(value: Any, ranks: dict[str, int]) -> Any:
@@ -91,3 +103,8 @@ def _ordered(value: Any, ranks: dict[str, int]) -> Any:
     if isinstance(value, dict):
         return {key: _ordered(value[key], ranks) for key in sorted(value, key=lambda key: ranks.get(key, len(ranks)))}
     return value
+
+
+def read_json(text: str) -> Any:
+    """With numbers beyond those of 64 bits as the largest of these: validators know no others."""
+    return json.loads(text, parse_float=lambda digits: max(-sys.float_info.max, min(float(digits), sys.float_info.max)))
