@@ -1,12 +1,24 @@
-"""Schemas of every keyword and of the kinds that people use, and what is said of their values."""
+"""Schemas of every keyword and of the kinds that people use, against what is said of their values: by a validator, then
+by the grammars that they are translated to."""
 
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 from schema_corpus import Case, corpus, official_cases, texts, validator
+from schema_judgement import Judgement, judge
+
+REFUSED: dict[str, tuple[str, str]] = {}
+"""Schema -> pointer and keyword of why it is refused."""
+
+REJECTED: dict[str, tuple[str, ...]] = {}
+"""Schema -> texts of the valid values that its grammar leaves out."""
+MAX_REJECTED = 0.01
+"""Of the valid values."""
+
 
 KEYWORDS = """
     $schema $id $anchor $dynamicAnchor $ref $dynamicRef $defs $comment
@@ -20,6 +32,11 @@ KEYWORDS = """
 """Of https://json-schema.org/draft/2020-12/schema, but for $vocabulary, which only schemas of schemas have."""
 
 
+@cache
+def judged(place: int) -> Judgement:
+    return judge(corpus()[place])
+
+
 @pytest.mark.parametrize("case", corpus(), ids=lambda case: case.name)
 def test_what_the_corpus_says_of_a_value_is_what_a_validator_says(case: Case) -> None:
     says = validator(case.schema)
@@ -27,9 +44,23 @@ def test_what_the_corpus_says_of_a_value_is_what_a_validator_says(case: Case) ->
     assert not any(map(says.is_valid, case.invalid))
 
 
+@pytest.mark.parametrize("place", range(len(corpus())), ids=lambda place: corpus()[place].name)
+def test_a_schema_is_enforced_exactly_or_refused_by_name(place: int) -> None:
+    name, found = corpus()[place].name, judged(place)
+    refused = found.refused and (found.refused.pointer, found.refused.keyword)
+    assert refused == REFUSED.get(name)
+    assert found.accepted == ()
+    assert tuple(json.dumps(value) for value in found.rejected) == REJECTED.get(name, ())
+
+
 def test_every_keyword_occurs() -> None:
     text = json.dumps([case.schema for case in corpus()])
     assert [keyword for keyword in KEYWORDS.split() if f'"{keyword}":' not in text] == []
+
+
+def test_few_valid_values_are_left_out() -> None:
+    num_valid = sum(len(case.valid) for case in corpus() if case.name not in REFUSED)
+    assert sum(map(len, REJECTED.values())) <= MAX_REJECTED * num_valid
 
 
 def test_keys_are_written_in_the_order_of_properties() -> None:
@@ -49,3 +80,4 @@ def test_a_folder_of_the_official_suites_form_is_read(tmp_path: Path) -> None:
     (tmp_path / "optional" / "type.json").write_text(json.dumps([group]))
     (case,) = official_cases(tmp_path)
     assert case == Case("optional/type/0 integers", {"type": "integer"}, (1,), ("x", None))
+    assert judge(case) == Judgement()

@@ -1,0 +1,112 @@
+"""Times of a guide's life on one thread: translated by the front, compiled by the engine, then a mask for a token."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+from sampled_answers import Draws
+
+from inflight.errors import InvalidRequest
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
+from inflight.guides.translate import translate
+from inflight.runtime.guided.library import Compiled, GrammarRefused
+from inflight.runtime.guided.llguidance_library import LlguidanceLibrary
+from inflight.runtime.guided.vocabulary import Vocabulary
+
+WALK_TOKENS = 64
+BATCH = 64
+BATCH_STEPS = 50
+UNITS = {
+    "translate": "front: guide to grammar",
+    "compile": "engine: grammar, with the first mask of all",
+    "first mask": "first mask of an output",
+    "mask": "masks along random walks",
+    "batch": f"masks of {BATCH} outputs",
+}
+"""What is timed -> what it is called."""
+
+
+def guide_times(schemas: Iterable[Any], vocabulary: Vocabulary, seed: int) -> dict[str, Any]:
+    """Of each thing that is timed: count, and microseconds of half of them (p50), of 99 % (p99) and of all (longest) at
+    most. Schemas that are refused are left out."""
+    library, draws = warm_library(vocabulary), Draws(vocabulary, seed)
+    times: dict[str, list[float]] = defaultdict(list)
+    grammars: list[Compiled] = []
+    for schema in schemas:
+        params = GuidedDecodingParams(guide_type=GuideType.JSON_SCHEMA, guide=json.dumps(schema))
+        start = perf_counter()
+        try:
+            translated = translate.__wrapped__(params)
+        except InvalidRequest:
+            continue
+        finally:
+            times["translate"].append(perf_counter() - start)
+        params = msgspec.structs.replace(params, grammar=translated.grammar)
+        start = perf_counter()
+        try:
+            grammars.append(library.compile(params))
+        except GrammarRefused:
+            continue
+        finally:
+            times["compile"].append(perf_counter() - start)
+        _walk(library, grammars[-1], draws, times)
+    _walk_together(library, grammars, draws, times["batch"])
+    return {name: _shares(times[name]) for name in UNITS}
+
+
+def warm_library(vocabulary: Vocabulary) -> LlguidanceLibrary:
+    """That has read its vocabulary, which it does once; as the front's process has imported what it needs."""
+    library = LlguidanceLibrary(vocabulary, num_threads=1)
+    params = GuidedDecodingParams(guide_type=GuideType.JSON)
+    library.compile(msgspec.structs.replace(params, grammar=translate(params).grammar))
+    return library
+
+
+def _walk(library: LlguidanceLibrary, grammar: Compiled, draws: Draws, times: dict[str, list[float]]) -> None:
+    """Until the output cannot go on."""
+    state, words = grammar.start(), _words(1, draws)
+    for place in range(WALK_TOKENS):
+        start = perf_counter()
+        library.fill([state], words)
+        times["mask" if place else "first mask"].append(perf_counter() - start)
+        token = draws.token(words[0], place)
+        if token is None:
+            return
+        state.accept(token)
+
+
+def _walk_together(library: LlguidanceLibrary, grammars: Sequence[Compiled], draws: Draws, times: list[float]) -> None:
+    """One output that ends makes room for one of the next schema."""
+    if not grammars:
+        return
+    words = _words(BATCH, draws)
+    states = [grammars[place % len(grammars)].start() for place in range(BATCH)]
+    following = BATCH
+    for _ in range(BATCH_STEPS):
+        start = perf_counter()
+        library.fill(states, words)
+        times.append(perf_counter() - start)
+        for place, state in enumerate(states):
+            token = draws.token(words[place], 0)
+            if token is not None:
+                state.accept(token)
+                continue
+            states[place] = grammars[following % len(grammars)].start()
+            following += 1
+
+
+def _words(rows: int, draws: Draws) -> Any:
+    return np.zeros((rows, -(-len(draws.texts) // 32)), dtype=np.uint32)
+
+
+def _shares(seconds: list[float]) -> dict[str, float]:
+    if not seconds:
+        return {"count": 0, "p50": 0.0, "p99": 0.0, "longest": 0.0}
+    p50, p99, longest = (round(float(np.quantile(seconds, share)) * 1e6, 1) for share in (0.5, 0.99, 1))
+    return {"count": len(seconds), "p50": p50, "p99": p99, "longest": longest}
