@@ -13,5 +13,10 @@ class GuideRefused(InvalidRequest):
         pointer (RFC 6901) of the schema that is refused, "" = the whole guide. `keyword`: of that schema, "" = none."""
         at = f", at {keyword or 'the schema'} of {pointer or 'the root'}" if pointer or keyword else ""
         super().__init__(f"the guide {reason}{at}")
+        self.reason = reason
         self.pointer = pointer
         self.keyword = keyword
+
+    def within(self, pointer: str) -> GuideRefused:
+        """The same of a schema that stands at `pointer` of the guide."""
+        return GuideRefused(self.reason, pointer=pointer + self.pointer, keyword=self.keyword)

@@ -32,6 +32,7 @@ from inflight.guides.lark.structural_tags import read_structural_tag
 from inflight.guides.lark.writer import HEADER, write_lark
 from inflight.guides.limits import CHECK_LIMITS, MAX_TRANSLATIONS
 from inflight.guides.refusal import GuideRefused
+from inflight.guides.schema import prepare_schema
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 MAX_WHITE_SPACE = 8
@@ -80,11 +81,14 @@ class _Schemas:
 
     def json_value(self, schema: Any, pointer: str = "", *, is_compact: bool = False) -> Json:
         """JSON that follows the schema at `pointer` of the guide."""
-        if schema is False:
-            raise GuideRefused("has a schema that allows nothing", pointer=pointer)
-        first, further = _edges(schema)
+        try:
+            prepared = prepare_schema(schema, is_strict=self._params.is_strict, closes_objects=True)
+        except GuideRefused as refused:
+            raise (refused.within(pointer) if pointer else refused) from None
+        self.not_enforced += [(pointer + at, keyword) for at, keyword in prepared.not_enforced]
+        first, further = _edges(prepared.schema)
         spacing = SPACING[WhiteSpace.COMPACT if is_compact else self._params.white_space]
-        whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": spacing}
+        whole = {**(prepared.schema if isinstance(prepared.schema, dict) else {}), "x-guidance": spacing}
         return Json(json.dumps(whole), first, further)
 
 
@@ -139,15 +143,25 @@ def _unused(name: str, text: str) -> str:
 
 def _edges(schema: Any) -> tuple[int, int]:
     """Characters that a text of the schema may begin with, and those that may continue a whole one."""
-    kinds = schema.get("type") if isinstance(schema, dict) else None
-    names = [kinds] if isinstance(kinds, str) else kinds
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        names = list(FIRST)
+    names = list(dict.fromkeys(_types(schema)))
     names = ["number" if name == "integer" else name for name in names]
     first = 0
     for name in names:
         first |= _mask(FIRST.get(name, ""))
     return first, _mask(NUMBER_GOES_ON) if "number" in names else 0
+
+
+def _types(schema: Any) -> list[str]:
+    """Those of its values; all of them where it does not say."""
+    if isinstance(schema, dict):
+        if isinstance(schema.get("anyOf"), list):
+            return [name for one in schema["anyOf"] for name in _types(one)]
+        kinds = schema.get("type")
+        if isinstance(kinds, str):
+            return [kinds]
+        if isinstance(kinds, list):
+            return kinds
+    return list(FIRST)
 
 
 def _mask(characters: str) -> int:

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any
 
 from inflight.guides.refusal import GuideRefused
+from inflight.guides.schema import formats
 from inflight.guides.schema.documents import Documents, Place, escaped
 from inflight.guides.schema.facts import (
     ANY,
@@ -25,9 +26,7 @@ from inflight.guides.schema.facts import (
 )
 from inflight.guides.schema.keywords import (
     ANNOTATIONS,
-    FORMATS,
     KNOWN,
-    REFUSED_FORMATS,
     TYPES,
     misspelt,
 )
@@ -362,12 +361,14 @@ class Expansion:
         if key == "format":
             if not isinstance(value, str):
                 raise self.refusal("must be text", place, key)
-            if value in REFUSED_FORMATS:
+            if value in formats.REFUSED:
                 raise self.refusal(f"names the format {value!r}, which is not enforced", place, key)
-            if value not in FORMATS:
+            if value not in formats.PATTERNS and value not in formats.OF_LIBRARY:
                 return ANY if holds else ()
             if not holds:
                 raise self.refusal("cannot be negated", place, key)
+            if value in formats.PATTERNS:
+                return without("string", String(patterns=(formats.PATTERNS[value],)))
             return without("string", String(formats=(value,)))
         return None
 

@@ -73,14 +73,6 @@ ANNOTATIONS = frozenset(
 )
 """What the standard and OpenAPI 3 only annotate with, and names that people give to annotations of their own."""
 
-FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
-"""Formats that llguidance enforces."""
-REFUSED_FORMATS = frozenset(
-    {"idn-email", "idn-hostname", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer", "uri"}
-    | {"uri-reference", "uri-template"}
-)
-"""Formats of draft 2020-12 (Validation, 7.3) that no regular expression of llguidance stands for."""
-
 
 def misspelt(keyword: str) -> str | None:
     """The keyword that an unknown one is likely to mean. None: it is an annotation."""

@@ -4,40 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema.documents import Documents
 from inflight.guides.schema.expansion import Expansion
 from inflight.guides.schema.facts import Claim
-from inflight.guides.schema.writing import Writing, compiles
+from inflight.guides.schema.writing import Writing
 
 MAX_BYTES = 1 << 17
 """Of the schema that is made."""
 
 
-class WhiteSpace(str, Enum):
-    """Between the tokens of JSON."""
-
-    DUMPS = "dumps"
-    """As json.dumps writes: ", " and ": "."""
-    COMPACT = "compact"
-    FREE = "free"
-    """At most 8 characters in a row."""
-
-
-_OPTIONS: dict[WhiteSpace, dict[str, Any]] = {
-    WhiteSpace.DUMPS: {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
-    WhiteSpace.COMPACT: {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
-    WhiteSpace.FREE: {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}"},
-}
-
-
 @dataclass(frozen=True)
 class Prepared:
     schema: dict[str, Any] | bool
-    """What `%json` of llguidance takes, with its options of white space under "x-guidance"."""
+    """What `%json` of llguidance takes."""
     not_enforced: tuple[tuple[str, str], ...]
     """JSON pointer and keyword of what the schema asks and the grammar does not enforce; empty when strict."""
 
@@ -45,7 +27,6 @@ class Prepared:
 def prepare_schema(
     schema: Any,
     *,
-    white_space: WhiteSpace = WhiteSpace.DUMPS,
     is_strict: bool = True,
     closes_objects: bool = False,
 ) -> Prepared:
@@ -73,17 +54,11 @@ def prepare_schema(
     if made is False:
         raise GuideRefused("has no instance: nothing satisfies it")
     result: dict[str, Any] | bool = made
-    if isinstance(made, dict):
-        result = {**made, "x-guidance": _OPTIONS[white_space]}
-        if writing.definitions:
-            _check_ends(made, writing.definitions)
-            result["$defs"] = writing.definitions
-    else:
-        result = {"x-guidance": _OPTIONS[white_space]}
+    if isinstance(made, dict) and writing.definitions:
+        _check_ends(made, writing.definitions)
+        result = {**made, "$defs": writing.definitions}
     if len(json.dumps(result)) > MAX_BYTES:
         raise GuideRefused(f"needs more than {MAX_BYTES} bytes")
-    if why := compiles(result):
-        raise GuideRefused(f"needs what the grammar library does not take: {why.splitlines()[0][:200]}")
     return Prepared(result, tuple(dropped))
 
 
