@@ -135,8 +135,9 @@ class EngineConfig:
     inter_token_latency_target_ms: int = 0
     """Milliseconds that a step beside running decodes may take, which bounds the chunks of prompts in it; 0 = any."""
     batch_scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
-    guided_decoding_backend: GuidedDecodingBackend = GuidedDecodingBackend.LLGUIDANCE
     """guaranteed_no_evict, max_utilization or static_batch."""
+    guided_decoding_backend: GuidedDecodingBackend = GuidedDecodingBackend.LLGUIDANCE
+    """llguidance follows guides exactly or refuses them; xgrammar takes more schemas, and drops what it lacks."""
     priority_preemption: bool = False
     """Requests of higher priority pause running ones of lower priority if rows or KV blocks are short."""
 

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inflight.guided_decoding import GuidedDecodingBackend
-
 if TYPE_CHECKING:
     from inflight.request_limits import RequestLimits
 
@@ -32,8 +30,6 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Of the keys and values in the cache: that of the activations, or fp8."""
     deterministic: bool = False
     """Whether layers of torch and of GPUs compute the same bits however they are batched."""
-    guided_decoding_backend: GuidedDecodingBackend = GuidedDecodingBackend.LLGUIDANCE
-    """The library that follows guides."""
     num_ranks: int = 1
     """Of all replicas together; the next three say how they share the work."""
     tensor_parallel_size: int = 1

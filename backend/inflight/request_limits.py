@@ -9,6 +9,7 @@ import numpy as np
 
 from inflight.context_phase import RequestType
 from inflight.errors import InvalidRequest
+from inflight.guided_decoding import GuidedDecodingBackend
 from inflight.output_config import MAX_LOG_PROBS
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.replay import Replay
@@ -57,6 +58,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens of a request that is split between this engine and another one; 0 = none is."""
     has_draft_model: bool = False
     """Requests may have drafts of it."""
+    guided_decoding_backend: GuidedDecodingBackend = GuidedDecodingBackend.LLGUIDANCE
+    """The library that follows guides."""
     max_end_ids: int = 128
     """Maximum number of end tokens: each beam has a candidate more for each of them, and the loop sorts those of all
     beams. Checkpoints have a few."""

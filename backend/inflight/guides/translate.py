@@ -27,6 +27,7 @@ from inflight.guides.lark.expression import (
     Until,
     optional,
 )
+from inflight.guides.lark.lexemes import first_mask
 from inflight.guides.lark.python_regex import read_regex
 from inflight.guides.lark.structural_tags import read_structural_tag
 from inflight.guides.lark.writer import HEADER, write_lark
@@ -46,6 +47,8 @@ SPACING: dict[WhiteSpace, dict[str, Any]] = {
 FIRST = {"object": "{", "array": "[", "string": '"', "boolean": "tf", "null": "n", "number": "-0123456789"}
 """Characters that a JSON text begins with, by its type."""
 NUMBER_GOES_ON = "0123456789.eE+-"
+ANY_CHARACTER = sum(1 << ord(character) for character in "\x01aZ0~")
+"""What free text may begin with, and no other part of an answer."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,18 @@ class _Schemas:
 def _written(params: GuidedDecodingParams, schemas: _Schemas) -> str:
     grammar = _grammar(params, schemas)
     if params.reasoning is not None:
-        grammar = Grammar(Sequence((_thought(params.reasoning), grammar.start)), grammar.rules)
+        grammar = Grammar(_behind(params.reasoning, grammar.start), grammar.rules)
     return write_lark(grammar)
+
+
+def _behind(reasoning: Reasoning, answer: Node) -> Node:
+    """The answer behind a thought. Free text that an answer begins with has the white space before it, too; and where
+    a thought may be left out, it has the thought: no lexer tells where that ends, so what such an answer holds about
+    calls of tools holds within the thought as well."""
+    is_free = first_mask(answer) & ANY_CHARACTER == ANY_CHARACTER
+    if is_free and not reasoning.is_open:
+        return answer
+    return Sequence((_thought(reasoning, with_space=not is_free), answer))
 
 
 def _grammar(params: GuidedDecodingParams, schemas: _Schemas) -> Grammar:
@@ -113,13 +126,13 @@ def _grammar(params: GuidedDecodingParams, schemas: _Schemas) -> Grammar:
     return Grammar(schemas.json_value(schema))
 
 
-def _thought(reasoning: Reasoning) -> Node:
+def _thought(reasoning: Reasoning, *, with_space: bool = True) -> Node:
     """Any text up to the closing tag, and white space; it may be left out unless it was begun by the prompt."""
     thought = Sequence(
         (
             NOTHING if reasoning.is_open else Text(reasoning.opening),
             Until(reasoning.closing, frozenset((reasoning.closing,))),
-            Repeat(SPACE, 0, MAX_WHITE_SPACE),
+            Repeat(SPACE, 0, MAX_WHITE_SPACE) if with_space else NOTHING,
         )
     )
     return thought if reasoning.is_open else optional(thought)
@@ -143,7 +156,7 @@ def _unused(name: str, text: str) -> str:
 
 def _edges(schema: Any) -> tuple[int, int]:
     """Characters that a text of the schema may begin with, and those that may continue a whole one."""
-    names = list(dict.fromkeys(_types(schema)))
+    names = list(dict.fromkeys(_types(schema, schema.get("$defs", {}) if isinstance(schema, dict) else {})))
     names = ["number" if name == "integer" else name for name in names]
     first = 0
     for name in names:
@@ -151,11 +164,13 @@ def _edges(schema: Any) -> tuple[int, int]:
     return first, _mask(NUMBER_GOES_ON) if "number" in names else 0
 
 
-def _types(schema: Any) -> list[str]:
+def _types(schema: Any, definitions: dict[str, Any], num_seen: int = 0) -> list[str]:
     """Those of its values; all of them where it does not say."""
-    if isinstance(schema, dict):
+    if isinstance(schema, dict) and num_seen <= len(definitions):
+        if isinstance(schema.get("$ref"), str):
+            return _types(definitions.get(schema["$ref"].rpartition("/")[2]), definitions, num_seen + 1)
         if isinstance(schema.get("anyOf"), list):
-            return [name for one in schema["anyOf"] for name in _types(one)]
+            return [name for one in schema["anyOf"] for name in _types(one, definitions, num_seen)]
         kinds = schema.get("type")
         if isinstance(kinds, str):
             return [kinds]

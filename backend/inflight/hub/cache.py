@@ -3,7 +3,7 @@
     models--ORG--NAME/blobs/DIGEST                  the bytes of a file; DIGEST.incomplete while they come
     models--ORG--NAME/snapshots/COMMIT/FILE         a link to them
     models--ORG--NAME/refs/REVISION                 the commit that a branch or tag stood for at last
-    models--ORG--NAME/inflight/COMMIT.json          the files that were fetched here with their bytes, once all are there
+    models--ORG--NAME/inflight/COMMIT.json          the files that were fetched here, and their bytes, once all are
 
 The last one is this engine's own: with it a folder is known to be whole without the hub. A revision is written down
 after its files, so that without a network the last whole ones are found. Asks no hub.

@@ -16,6 +16,7 @@ from msgspec import structs
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams, Reasoning
+from inflight.guides.requests import with_grammar
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import context_too_long, invalid, unsupported
 from inflight.openai.bounded_fields import read_request_id, read_salt, read_stops, read_words
@@ -344,7 +345,7 @@ class CallBuilder:
             lora_request=shared.adapter,
         )
         limits.validate(request)
-        return request
+        return with_grammar(request, limits)
 
     def _end_ids(self, body: Body, vocab_size: int) -> list[int]:
         named = body.stop_token_ids or []

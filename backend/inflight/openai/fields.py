@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt_logprobs": ((), "use echo with logprobs of /v1/completions"),
     "stream_interval": ((1,), "a stream's chunks hold all tokens that have come"),
     "spaces_between_special_tokens": ((True,), "special tokens are written as they are"),
-    "guided_decoding_backend": (("auto", "xgrammar"), "grammars are XGrammar's"),
+    "guided_decoding_backend": (("auto",), "the engine's configuration chooses it for all requests"),
     "guided_whitespace_pattern": ((), NOT_HERE),
     "chat_template": ((), "templates come from the checkpoint alone, because they are programs"),
     "documents": (([],), NOT_HERE),

@@ -224,6 +224,7 @@ def with_cache(
     # Not every network of transformers says it, and what has no known size cannot be limited.
     hidden_size = model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
     limits = RequestLimits(
+        guided_decoding_backend=config.guided_decoding_backend,
         vocab_size=model.vocab_size,
         max_seq_len=max_seq_len,
         max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
@@ -292,7 +293,6 @@ def _describe(
         weight_dtype=quantized or dtype_name,
         kv_cache_dtype="fp8" if config.kv_cache_dtype == "fp8" else dtype_name,
         deterministic=config.deterministic,
-        guided_decoding_backend=config.guided_decoding_backend,
         num_ranks=config.num_ranks,
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,

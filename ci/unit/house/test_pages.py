@@ -31,6 +31,7 @@ from inflight.config import EngineConfig
 from inflight.executor.front import prompt_adapters
 from inflight.executor.postprocess import workers
 from inflight.executor.wire import messages
+from inflight.guides import limits as guide_limits
 from inflight.metric_families import FAMILIES
 from inflight.openai_options import SETTABLE
 from inflight.request_limits import RequestLimits
@@ -140,8 +141,8 @@ def test_the_fixed_bounds_are_those_of_the_code() -> None:
         peft_folder.MAX_CONFIG_BYTES,
         prompt_adapters.MAX_BYTES,
         grammars.MAX_IDLE,
-        grammars.MAX_COMPILING,
-        grammars.MAX_BYTES,
+        guide_limits.MAX_EXPANDED,
+        guide_limits.MAX_RULES,
         ngram_index.MAX_INDEXED,
         workers.MAX_WORKERS,
         tensor_values.MAX_BATCH_BYTES,

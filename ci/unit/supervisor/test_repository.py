@@ -226,7 +226,9 @@ class TestCheckpoint:
         (folder / "config.json").write_text(text)
         assert sentence in self.refusal(source, folder, tmp_path)
 
-    @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "additional_chat_templates/a.jinja"])
+    @pytest.mark.parametrize(
+        "name", ["config.json", "tokenizer.json", "model.safetensors", "additional_chat_templates/a.jinja"]
+    )
     def test_what_is_no_file_is_not_opened(self, source: Path, folder: Path, tmp_path: Path, name: str) -> None:
         (folder / name).unlink(missing_ok=True)
         (folder / name).parent.mkdir(exist_ok=True)

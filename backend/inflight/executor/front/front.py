@@ -33,8 +33,7 @@ from inflight.executor.front.statistics import FrontStatistics
 from inflight.executor.front.statistics_api import StatisticsApi
 from inflight.executor.wire.messages import as_received
 from inflight.generation_defaults import GenerationDefaults
-from inflight.guided_decoding import GuidedDecodingBackend
-from inflight.guides.translate import translate
+from inflight.guides.requests import with_grammar
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response
@@ -176,9 +175,10 @@ class Front(StatisticsApi):
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
         """Send several requests, all or none, and return their ids in order. Raises what enqueue_request raises."""
         self._check_available()
-        numbered = [self._number(self._translated(as_received(request))) for request in requests]
+        limits = self.limits
+        numbered = [self._number(with_grammar(as_received(request), limits)) for request in requests]
         for request in numbered:
-            self.limits.validate(request)
+            limits.validate(request)
         ready = [(request, self._encode(request), self._replicas.prefix(request)) for request in numbered]
         request_ids = [request.request_id for request in numbered]
         with self._lock:
@@ -190,15 +190,6 @@ class Front(StatisticsApi):
             for request, message, prefix in ready:
                 self._send(self._journal.accept(request), prefix, message)
         return request_ids
-
-    def _translated(self, request: Request) -> Request:
-        """With its guide as the engine's library takes it. Raises InvalidRequest where that cannot follow it."""
-        params = request.guided_decoding_params
-        backend = self._replicas.description.guided_decoding_backend
-        if params is None or params.grammar or backend is not GuidedDecodingBackend.LLGUIDANCE:
-            return request
-        translated = structs.replace(params, grammar=translate(params).grammar)
-        return structs.replace(request, guided_decoding_params=translated)
 
     def _send(self, entry: JournalEntry, prefix: list[bytes], encoded: object | None = None) -> None:
         """Send a request that no ranks know to a replica that serves, if there is one. `encoded`: the request as it

@@ -474,6 +474,9 @@ class Expansion:
                 return (Object(fewest=1),)
             raise self.refusal("cannot be negated", place, key)
         if key == "patternProperties":
+            # A name may be written in escapes, of which the library reads two for a character beyond the first plane.
+            if any(max(map(ord, pattern), default=0) > 0xFFFF for pattern in value):
+                raise self.refusal("names characters beyond the basic plane", place, key)
             found = tuple(
                 (translate(pattern, f"{place.pointer}/{key}"), self.at(place, key, pattern)) for pattern in value
             )

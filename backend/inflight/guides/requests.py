@@ -1,0 +1,20 @@
+"""Requests as the engine takes them: with their guides translated."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from inflight.guided_decoding import GuidedDecodingBackend
+from inflight.guides.translate import translate
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
+
+
+def with_grammar(request: Request, limits: RequestLimits) -> Request:
+    """The request, with its guide as the engine's library takes it. Raises InvalidRequest where that cannot follow
+    it."""
+    params = request.guided_decoding_params
+    if params is None or params.grammar or limits.guided_decoding_backend is not GuidedDecodingBackend.LLGUIDANCE:
+        return request
+    translated = structs.replace(params, grammar=translate(params).grammar)
+    return structs.replace(request, guided_decoding_params=translated)
