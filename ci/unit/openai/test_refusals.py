@@ -199,7 +199,7 @@ def test_what_is_no_json_object_is_refused(running: Running, body: bytes) -> Non
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (COMPLETIONS, {**COMPLETION, "guided_grammar": "root ::= a"}, "guided_grammar"),
+        (COMPLETIONS, {**COMPLETION, "guided_grammar": 'root ::= "a"'}, "guided_grammar"),
         (CHATS, {**CHAT, "response_format": {"type": "json_object"}}, "response_format"),
         ("/v1/responses", {"input": "hi", "text": {"format": {"type": "json_object"}}}, "text.format"),
         (CHATS, {**CHAT, "user": "me"}, None),

@@ -71,9 +71,10 @@ def strict(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def sent_guide(running: Running) -> GuidedDecodingParams:
+    """As it was before its translation."""
     guide = running.engine.sent.guided_decoding_params
-    assert guide is not None
-    return guide
+    assert guide is not None and guide.grammar
+    return structs.replace(guide, grammar="")
 
 
 def ask(running: Running, **body: Any) -> dict[str, Any]:
