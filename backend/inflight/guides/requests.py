@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from inflight.guided_decoding import GuidedDecodingBackend
+from inflight.guided_decoding import GuidedDecodingBackend, GuidedDecodingParams
 from inflight.guides.translate import translate
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
+
+
+def not_enforced(params: GuidedDecodingParams) -> tuple[tuple[str, str], ...]:
+    """JSON pointer and keyword of what a guide that is not strict says, and its grammar does not."""
+    return translate(params).not_enforced
 
 
 def with_grammar(request: Request, limits: RequestLimits) -> Request:

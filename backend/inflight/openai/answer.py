@@ -31,6 +31,7 @@ class WholeAnswer:
             "created": call.created,
             "model": call.model,
             "system_fingerprint": call.system_fingerprint or None,
+            **call.notes(),
             "choices": [make(choice) for choice in self._generation.choices],
             "usage": usage(call, self._generation),
         }

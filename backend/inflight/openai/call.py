@@ -6,12 +6,18 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
 
 from inflight.openai.chat_format import ChatFormat
 from inflight.openai.choice import Choice
 from inflight.openai.log_probs import LogProbWriter
 from inflight.openai.param_names import IN_PROMPT, ParamNames
 from inflight.request import Request
+
+MAX_NOTES = 16
+"""Of what is not enforced that a header names."""
+NOT_ENFORCED = b"inflight-guide-not-enforced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +58,21 @@ class Call:
     answer."""
     system_fingerprint: str = ""
     """Of what computes it; "" = not known."""
+    not_enforced: tuple[tuple[str, str], ...] = ()
+    """JSON pointer and keyword of what a schema says that is not strict, and its answer may not follow."""
     client_id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def notes(self) -> dict[str, Any]:
+        """Fields of the answer that are there only where they say something."""
+        told = [{"pointer": pointer, "keyword": keyword} for pointer, keyword in self.not_enforced]
+        return {"guide_not_enforced": told} if told else {}
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The same as headers of the response: each pointer, as the fragment of a URI, with its keyword."""
+        told = [f"#{quote(pointer)} {quote(keyword, safe='$')}" for pointer, keyword in self.not_enforced]
+        shown = ", ".join(told[:MAX_NOTES]) + (", ..." if len(told) > MAX_NOTES else "")
+        return [(NOT_ENFORCED, shown.encode())] if told else []
 
     @property
     def answer_id(self) -> str:

@@ -16,7 +16,7 @@ from msgspec import structs
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams, Reasoning
-from inflight.guides.requests import with_grammar
+from inflight.guides.requests import not_enforced, with_grammar
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import context_too_long, invalid, unsupported
 from inflight.openai.bounded_fields import read_request_id, read_salt, read_stops, read_words
@@ -224,6 +224,7 @@ class CallBuilder:
             returns_token_ids=bool(body.return_token_ids),
             scores_only=scores_only,
             system_fingerprint=self._fingerprint(),
+            not_enforced=() if shared.guide is None or shared.guide.is_strict else not_enforced(shared.guide),
             client_id=read_request_id(body.request_id),
         )
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
-from inflight.guided_decoding import GuidedDecodingParams, GuideType
+from inflight.guided_decoding import GuidedDecodingParams, GuideType, WhiteSpace
 from inflight.openai.api_error import invalid, unsupported
 from inflight.openai.fields import Body, ResponseFormat, TriggeredStructures
 from inflight.openai.tools.forms import Form, schema_of, tag
@@ -50,7 +51,8 @@ def _of_response_format(given: dict[str, Any] | None) -> Iterator[Found]:
     if form.type == "json_object":
         yield "response_format", _any_object()
     elif form.type == "json_schema":
-        yield "response_format", _schema(_own(form))
+        is_strict = form.json_schema is None or form.json_schema.strict is not False
+        yield "response_format", _schema(_own(form), is_strict=is_strict)
     elif form.type == "structural_tag":
         yield "response_format", _tags(given, "response_format")
 
@@ -91,14 +93,17 @@ def _of_structured_outputs(body: Body) -> Iterator[Found]:
     given = body.structured_outputs
     if given is None:
         return
-    for name in ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern"):
-        if getattr(given, name):
-            raise unsupported(f"structured_outputs.{name}", "the grammar of JSON is XGrammar's own")
+    if given.disable_additional_properties:
+        sentence = "objects have no other properties than those that are named, unless additionalProperties says so"
+        raise unsupported("structured_outputs.disable_additional_properties", sentence)
+    if given.whitespace_pattern:
+        raise unsupported("structured_outputs.whitespace_pattern", "JSON is as json.dumps writes it, or compact")
+    spaces = WhiteSpace.COMPACT if given.disable_any_whitespace else WhiteSpace.DUMPS
     where = "structured_outputs."
     if given.json is not None:
-        yield f"{where}json", _schema(given.json)
+        yield f"{where}json", _schema(given.json, white_space=spaces)
     if given.json_object:
-        yield f"{where}json_object", _any_object()
+        yield f"{where}json_object", structs.replace(_any_object(), white_space=spaces)
     if given.structural_tag is not None:
         yield f"{where}structural_tag", _tags(given.structural_tag, f"{where}structural_tag")
     yield from _of_texts(where, given.regex, given.choice, given.grammar)
@@ -119,8 +124,7 @@ def _of_texts(where: str, regex: str | None, choice: list[str] | None, grammar: 
     if choice is not None:
         if not choice or not all(choice):
             raise invalid(f"{where}choice must be a list of texts that are not empty", f"{where}choice")
-        literals = " | ".join(json.dumps(text, ensure_ascii=False) for text in choice)
-        yield f"{where}choice", GuidedDecodingParams(guide_type=GuideType.EBNF_GRAMMAR, guide=f"root ::= {literals}")
+        yield f"{where}choice", GuidedDecodingParams(guide_type=GuideType.CHOICE, guide=json.dumps(choice))
     if grammar is not None:
         yield f"{where}grammar", GuidedDecodingParams(guide_type=GuideType.EBNF_GRAMMAR, guide=grammar)
 
@@ -129,6 +133,10 @@ def _any_object() -> GuidedDecodingParams:
     return GuidedDecodingParams(guide_type=GuideType.JSON)
 
 
-def _schema(schema: str | dict[str, Any]) -> GuidedDecodingParams:
+def _schema(
+    schema: str | dict[str, Any], *, is_strict: bool = True, white_space: WhiteSpace = WhiteSpace.DUMPS
+) -> GuidedDecodingParams:
     text = schema if isinstance(schema, str) else json.dumps(schema)
-    return GuidedDecodingParams(guide_type=GuideType.JSON_SCHEMA, guide=text)
+    return GuidedDecodingParams(
+        guide_type=GuideType.JSON_SCHEMA, guide=text, is_strict=is_strict, white_space=white_space
+    )

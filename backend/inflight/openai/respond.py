@@ -91,7 +91,7 @@ class Responder:
         while not generation.is_done:
             answer.add(generation.add(await self._mailbox.take()))
         body = _encode(answer.fields())
-        headers = [*JSON_HEADERS, (b"content-length", str(len(body)).encode())]
+        headers = [*JSON_HEADERS, *self._call.headers(), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
         return 200
@@ -101,7 +101,7 @@ class Responder:
         news = generation.add(await self._mailbox.take())
         self._metrics.observe_first_token(time.monotonic() - self._began)
         answer = self._rendering.stream(self._call, generation)
-        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *self._call.headers()]})
         status, body = 200, answer.open() + answer.add(news)
         if not generation.is_done:
             write(body)

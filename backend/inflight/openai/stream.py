@@ -42,6 +42,7 @@ class StreamedAnswer:
             "created": call.created,
             "model": call.model,
             "system_fingerprint": call.system_fingerprint or None,
+            **call.notes(),
         }
         self._frames = Frames(head, "delta" if call.is_chat else "text", len(choices))
         self._deltas = [ChatDeltas(call.chat_format) for _ in choices]

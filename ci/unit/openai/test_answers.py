@@ -23,7 +23,7 @@ from openai_server import (
     wait_until,
 )
 
-from inflight.guided_decoding import GuideType
+from inflight.guided_decoding import GuideType, WhiteSpace
 from inflight.output_config import MAX_LOG_PROBS
 from inflight.sampling_config import MAX_BIAS
 from inflight.text.tokenizer import Tokenizer
@@ -167,7 +167,7 @@ OLDER_TAGS = {
         ({"structured_outputs": {"regex": "a+"}}, GuideType.REGEX, "a+"),
         ({"structured_outputs": {"json": '{"type":"object"}'}}, GuideType.JSON_SCHEMA, '{"type":"object"}'),
         ({"guided_regex": "a+"}, GuideType.REGEX, "a+"),
-        ({"guided_choice": ["yes", 'a "no"']}, GuideType.EBNF_GRAMMAR, 'root ::= "yes" | "a \\"no\\""'),
+        ({"guided_choice": ["yes", 'a "no"']}, GuideType.CHOICE, '["yes", "a \\"no\\""]'),
         ({"guided_grammar": 'root ::= "a"'}, GuideType.EBNF_GRAMMAR, 'root ::= "a"'),
         ({"guided_json": {"type": "object"}}, GuideType.JSON_SCHEMA, '{"type": "object"}'),
     ],
@@ -177,6 +177,48 @@ def test_grammars_reach_the_engine(running: Running, body: dict[str, Any], kind:
     params = running.engine.sent.guided_decoding_params
     assert params is not None
     assert (params.guide_type, params.guide) == (kind, guide)
+
+
+LOOSE = {"type": "object", "properties": {"a/b": {"type": "string", "pattern": "(?=x)y"}}}
+"""A schema with a keyword that cannot be enforced."""
+
+
+def format_of(schema: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **fields}}}
+
+
+@pytest.mark.parametrize("strict", [{}, {"strict": True}])
+def test_a_schema_that_cannot_be_enforced_is_refused_by_pointer_and_keyword(
+    running: Running, strict: dict[str, bool]
+) -> None:
+    response = running.post(CHATS, {**CHAT, **format_of(LOOSE, **strict)})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "response_format")
+    assert "pattern of /properties/a~1b" in error["message"]
+
+
+def test_what_a_schema_that_is_not_strict_says_in_vain_is_named(running: Running) -> None:
+    """In a header, and in the answer: whole, or every chunk of it."""
+    told = [{"pointer": "/properties/a~1b", "keyword": "pattern"}]
+    whole = running.post(CHATS, {**CHAT, **format_of(LOOSE, strict=False)})
+    stream = running.post(CHATS, {**CHAT, **format_of(LOOSE, strict=False), "stream": True})
+    chunks = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    assert whole.json()["guide_not_enforced"] == told
+    assert chunks and all(chunk["guide_not_enforced"] == told for chunk in chunks)
+    for response in (whole, stream):
+        assert response.headers["inflight-guide-not-enforced"] == "#/properties/a~1b pattern"
+
+
+@pytest.mark.parametrize("schema", [SCHEMA, {"type": "object"}])
+def test_a_schema_that_is_enforced_has_nothing_to_tell(running: Running, schema: dict[str, Any]) -> None:
+    response = running.post(CHATS, {**CHAT, **format_of(schema, strict=False)})
+    assert "guide_not_enforced" not in response.json() and "inflight-guide-not-enforced" not in response.headers
+
+
+def test_white_space_is_left_out_where_a_client_asks_for_that(running: Running) -> None:
+    complete(running, structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
+    params = running.engine.sent.guided_decoding_params
+    assert params is not None and params.white_space is WhiteSpace.COMPACT
 
 
 def test_a_format_of_text_is_none(running: Running) -> None:

@@ -102,7 +102,7 @@ TABLE = [
         {**COMPLETION, "structured_outputs": {"whitespace_pattern": " "}},
         400,
         "structured_outputs.whitespace_pattern",
-        "XGrammar",
+        "json.dumps",
         "unsupported_parameter",
     ),
     (COMPLETIONS, {**COMPLETION, "model": "gpt-5"}, 404, "model", "does not exist", "model_not_found"),
