@@ -13,9 +13,11 @@ import pytest
 from guides import GUIDES, guide
 from msgspec import structs
 
+from inflight.errors import ConfigurationError
 from inflight.guided_decoding import GuidedDecodingBackend, GuidedDecodingParams, GuideType, Reasoning
 from inflight.guides.translate import translate
 from inflight.runtime.guided import grammars as grammars_module
+from inflight.runtime.guided import libraries
 from inflight.runtime.guided.forced_text import MAX_FORCED
 from inflight.runtime.guided.grammars import Grammar, Grammars, GrammarState
 from inflight.runtime.guided.libraries import make_library
@@ -355,6 +357,13 @@ def test_a_failure_of_the_library_costs_those_who_use_it_an_error(
         assert "failed" in walk.mask().error
     assert Walk(grammars, grammar).mask().bits
     grammars.release(grammar.params)
+
+
+def test_a_library_that_is_not_installed_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"inflight\[xgrammar\]"):
+        make(GuidedDecodingBackend.XGRAMMAR)
+    make(GuidedDecodingBackend.LLGUIDANCE).close()
 
 
 def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
+from inflight.errors import ConfigurationError
 from inflight.guided_decoding import GuidedDecodingBackend
 from inflight.runtime.guided.grammars import MakeLibrary
 from inflight.runtime.guided.library import GrammarLibrary
@@ -14,7 +16,13 @@ MAX_THREADS = 8
 
 
 def make_library(backend: GuidedDecodingBackend, device_type: str) -> MakeLibrary:
-    """The library is imported when it is made: XGrammar takes seconds."""
+    """The library is imported when it is made: XGrammar takes seconds. Raises ConfigurationError if it is not
+    installed."""
+    if backend is GuidedDecodingBackend.XGRAMMAR and find_spec("xgrammar") is None:
+        raise ConfigurationError(
+            "guided_decoding_backend is xgrammar, which is not installed: pip install 'inflight[xgrammar]', or leave the "
+            "key out"
+        )
 
     def of_llguidance(vocabulary: Vocabulary) -> GrammarLibrary:
         from inflight.runtime.guided.llguidance_library import LlguidanceLibrary
