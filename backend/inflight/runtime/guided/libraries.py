@@ -20,8 +20,8 @@ def make_library(backend: GuidedDecodingBackend, device_type: str) -> MakeLibrar
     installed."""
     if backend is GuidedDecodingBackend.XGRAMMAR and find_spec("xgrammar") is None:
         raise ConfigurationError(
-            "guided_decoding_backend is xgrammar, which is not installed: pip install 'inflight[xgrammar]', or leave the "
-            "key out"
+            "guided_decoding_backend is xgrammar, which is not installed: pip install 'inflight[xgrammar]', or leave "
+            "the key out"
         )
 
     def of_llguidance(vocabulary: Vocabulary) -> GrammarLibrary:
