@@ -25,7 +25,7 @@ MAX_TRANSLATIONS = 256
 """Translated guides that are kept; each is at most a few times its guide."""
 
 PARSER_LIMITS = LLParserLimits(
-    max_items_in_row=1_000,
+    max_items_in_row=2_000,
     initial_lexer_fuel=400_000,
     step_lexer_fuel=60_000,
     step_max_items=20_000,

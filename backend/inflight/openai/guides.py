@@ -22,7 +22,7 @@ Found = tuple[str, GuidedDecodingParams]
 
 def read_guide(body: Body, calls: GuidedDecodingParams | None = None, *, is_forced: bool = True) -> Found | None:
     """None if the output follows no grammar. `calls`: that of tool calls; unless `is_forced`, also that of the answer
-    in their place. Raises APIError if fields contradict each other, or ask for what XGrammar is not told here."""
+    in their place. Raises APIError if fields contradict each other, or ask for what no grammar here does."""
     found: list[Found] = [*_of_structured_outputs(body), *_of_guided(body)]
     if calls is None or is_forced or answer_form(body.response_format) is None:
         found = [*_of_response_format(body.response_format), *found]

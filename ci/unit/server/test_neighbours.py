@@ -92,7 +92,7 @@ def test_sampling_parameters_of_other_types() -> None:
     [
         ({"json": {"type": "object"}}, "json_schema", '{"type": "object"}'),
         ('{"regex": "a+"}', "regex", "a+"),
-        ({"choice": ["yes", 'n"o']}, "ebnf_grammar", r'root ::= "yes" | "n\"o"'),
+        ({"choice": ["yes", 'n"o']}, "choice", r'["yes", "n\"o"]'),
         ({"json_object": True, "regex": None}, "json", None),
     ],
 )

@@ -22,6 +22,9 @@ MAX_POSITION = 12
 item stands later are instances, too, but are not generated: no schema of fixed size stands for them."""
 MAX_STATES = 2_000
 """Different schemas that are written for one guide."""
+MAX_OPTIONAL = 400
+"""Properties of an object that may be left out: the library reads each of them as one that may come next, and stops at
+2,000 of its readings (PARSER_LIMITS)."""
 MAX_EXCLUDED = 100
 """Characters of a text that must not be: its regular expression has a group in a group for each."""
 MAX_PATTERNS = 8
@@ -316,6 +319,8 @@ class Writing:
         if is_closed and len(allowed) < fewest:
             return
         optional = [name for name in allowed if name not in required]
+        if len(optional) > MAX_OPTIONAL:
+            raise self.refusal(f"has more than {MAX_OPTIONAL} properties that may be left out", "properties")
         if not fewest and most is None:
             yield self.listed(schema, properties, required)
             return

@@ -175,8 +175,7 @@ def _set_guide(key: str, value: Any) -> dict[str, Any]:
     if kind == "choice":
         if not isinstance(content, list) or not content or not all(isinstance(each, str) for each in content):
             raise InvalidRequest(f"{key}: choice must be a list of texts")
-        choices = " | ".join(json.dumps(each, ensure_ascii=False) for each in content)
-        return {"guide_type": "ebnf_grammar", "guide": f"root ::= {choices}"}
+        return {"guide_type": "choice", "guide": json.dumps(content)}
     return {"guide_type": GUIDES[kind], "guide": content if isinstance(content, str) else json.dumps(content)}
 
 

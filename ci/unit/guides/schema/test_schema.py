@@ -186,6 +186,7 @@ def test_objects_are_closed_where_that_is_asked() -> None:
 
 
 HOSTILE: dict[str, Any] = {
+    "optional properties": {"type": "object", "properties": {f"p{n}": True for n in range(1000)}},
     "product of properties": {
         "allOf": [{"anyOf": [{"required": [f"{n}a"]}, {"required": [f"{n}b"]}]} for n in range(40)]
     },
