@@ -355,6 +355,8 @@ def test_a_failure_of_the_library_costs_those_who_use_it_an_error(
         patch.setattr(type(walk.output.state), "accept", lambda *_: 1 // 0)
         walk.advance(tokens_of(walk.mask())[0])
         assert "failed" in walk.mask().error
+    walk.advance(0)
+    assert "failed" in walk.mask().error, "its tokens are not known any more"
     assert Walk(grammars, grammar).mask().bits
     grammars.release(grammar.params)
 

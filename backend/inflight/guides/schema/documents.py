@@ -95,7 +95,10 @@ class Documents:
         fragment = unquote(fragment)
         if uri not in self._roots:
             raise GuideRefused(
-                f"refers to {reference[:80]!r}, which it does not hold", pointer=place.pointer, keyword=keyword
+                f"refers to {reference[:80]!r}, which it does not hold",
+                pointer=place.pointer,
+                keyword=keyword,
+                is_final=True,
             )
         if fragment == "" or fragment.startswith("/"):
             target = self._pointed(self._roots[uri] + fragment)
@@ -108,7 +111,10 @@ class Documents:
             raise GuideRefused("has a recursive reference among documents", pointer=place.pointer, keyword=keyword)
         if target is None:
             raise GuideRefused(
-                f"refers to {reference[:80]!r}, where no schema is", pointer=place.pointer, keyword=keyword
+                f"refers to {reference[:80]!r}, where no schema is",
+                pointer=place.pointer,
+                keyword=keyword,
+                is_final=True,
             )
         return target
 

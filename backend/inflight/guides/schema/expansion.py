@@ -105,7 +105,10 @@ class Expansion:
                     out[both] = None
         if len(out) > MAX_ALTERNATIVES:
             raise GuideRefused(
-                f"needs more than {MAX_ALTERNATIVES} alternatives", pointer=place.pointer, keyword=keyword
+                f"needs more than {MAX_ALTERNATIVES} alternatives",
+                pointer=place.pointer,
+                keyword=keyword,
+                is_final=True,
             )
         return tuple(out)
 
@@ -113,7 +116,7 @@ class Expansion:
         """Count `work` merges or what takes as long. Raises GuideRefused once there are more than MAX_WORK."""
         self.work += work
         if self.work > MAX_WORK:
-            raise GuideRefused(f"needs more than {MAX_WORK} merges", pointer=pointer, keyword=keyword)
+            raise GuideRefused(f"needs more than {MAX_WORK} merges", pointer=pointer, keyword=keyword, is_final=True)
 
     def is_empty(self, fact: Fact) -> bool:
         """Whether a required property can have no value: what tells apart objects by a property's constant."""
@@ -156,7 +159,9 @@ class Expansion:
         keys = ["$ref"] if place.is_old and "$ref" in schema else list(schema)
         for key in keys:
             if key not in KNOWN and (near := misspelt(key)):
-                raise GuideRefused(f"has an unknown keyword, near {near!r}", pointer=place.pointer, keyword=key)
+                raise GuideRefused(
+                    f"has an unknown keyword, near {near!r}", pointer=place.pointer, keyword=key, is_final=True
+                )
         # Properties first: their order is that of what is generated. Unevaluated ones after all others.
         keys = [k for k in keys if k in KNOWN and k not in ANNOTATIONS]
         keys.sort(key=lambda k: (k.startswith("unevaluated"), k in ("required",)))
@@ -177,6 +182,9 @@ class Expansion:
 
     def refusal(self, what: str, place: Place, key: str) -> GuideRefused:
         return GuideRefused(f"has a keyword that {what}", pointer=place.pointer, keyword=key)
+
+    def malformed(self, what: str, place: Place, key: str) -> GuideRefused:
+        return GuideRefused(f"has a keyword that {what}", pointer=place.pointer, keyword=key, is_final=True)
 
     def _keyword(self, place: Place, key: str, holds: bool) -> Union_:
         for handler in (self._in_place, self._scalar, self._array, self._object):
@@ -207,7 +215,7 @@ class Expansion:
             return self._type(place, value, holds)
         if key in ("const", "enum"):
             if key == "enum" and not isinstance(value, list):
-                raise self.refusal("must be a list", place, key)
+                raise self.malformed("must be a list", place, key)
             return self._constants(place, key, value if key == "enum" else [value], holds)
         if key == "not":
             return unseen(self.expand(replace(self.at(place, key), holds=not holds)))
@@ -215,7 +223,7 @@ class Expansion:
             return self._condition(place, holds)
         if key in ("allOf", "anyOf", "oneOf"):
             if not isinstance(value, list) or not value:
-                raise self.refusal("must be a list of schemas", place, key)
+                raise self.malformed("must be a list of schemas", place, key)
             claims = [self.at(place, key, i) for i in range(len(value))]
             denied = [replace(claim, holds=False) for claim in claims]
             if key == "oneOf":
@@ -260,7 +268,7 @@ class Expansion:
     def _type(self, place: Place, value: Any, holds: bool) -> Union_:
         names = [value] if isinstance(value, str) else value
         if not isinstance(names, list) or not all(isinstance(n, str) and n in (*TYPES, "integer") for n in names):
-            raise self.refusal("names no type of JSON", place, "type")
+            raise self.malformed("names no type of JSON", place, "type")
         if holds:
             kept = [fact for fact in ANY if fact.type in names]
             return (*kept, *([Number(is_integer=True)] if "integer" in names and "number" not in names else []))
@@ -317,13 +325,13 @@ class Expansion:
 
     def number(self, place: Place, key: str, value: Any) -> Fraction:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value in (float("inf"), float("-inf")):
-            raise self.refusal("must be a number", place, key)
+            raise self.malformed("must be a number", place, key)
         return Fraction(str(value))
 
     def whole(self, place: Place, key: str, value: Any) -> int:
         number = self.number(place, key, value)
         if number.denominator != 1 or not 0 <= number <= 2**31:
-            raise self.refusal(f"must be an integer from 0 to {2**31}", place, key)
+            raise self.malformed(f"must be an integer from 0 to {2**31}", place, key)
         return int(number)
 
     def _scalar(self, place: Place, key: str, value: Any, holds: bool) -> Union_ | None:
@@ -340,7 +348,7 @@ class Expansion:
         if key == "multipleOf":
             step = self.number(place, key, value)
             if step <= 0:
-                raise self.refusal("must be above zero", place, key)
+                raise self.malformed("must be above zero", place, key)
             if not holds:
                 if step == 1:
                     return (Number(is_fractional=True),)
@@ -360,7 +368,7 @@ class Expansion:
             return without("string", String(patterns=(pattern,)))
         if key == "format":
             if not isinstance(value, str):
-                raise self.refusal("must be text", place, key)
+                raise self.malformed("must be text", place, key)
             if value in formats.REFUSED:
                 raise self.refusal(f"names the format {value!r}, which is not enforced", place, key)
             if value not in formats.PATTERNS and value not in formats.OF_LIBRARY:
@@ -384,7 +392,7 @@ class Expansion:
             return without("array", Array(longest=length)) if holds else (Array(shortest=length + 1),)
         if key == "uniqueItems":
             if not isinstance(value, bool):
-                raise self.refusal("must be true or false", place, key)
+                raise self.malformed("must be true or false", place, key)
             if not value:
                 return ANY if holds else ()
             if not holds:
@@ -395,7 +403,7 @@ class Expansion:
         claims: list[tuple[int, int | None, Claim]]
         if key == "prefixItems" or (key == "items" and isinstance(value, list)):
             if not isinstance(value, list):
-                raise self.refusal("must be a list of schemas", place, key)
+                raise self.malformed("must be a list of schemas", place, key)
             claims = [(i, i + 1, self.at(place, key, i)) for i in range(len(value))]
             fact = Array(items=tuple(claims), seen=len(value))
         elif key == "items":
@@ -454,7 +462,7 @@ class Expansion:
             return tuple(Object(named=((name, self.nothing),)) for name in names)
         maps = ("properties", "patternProperties", "dependentRequired", "dependentSchemas", "dependencies")
         if key in maps and not isinstance(value, dict):
-            raise self.refusal("must be an object", place, key)
+            raise self.malformed("must be an object", place, key)
         if key == "properties":
             named = tuple((name, self.at(place, key, name)) for name in value)
             if holds:
@@ -489,7 +497,7 @@ class Expansion:
 
     def names(self, place: Place, key: str, value: Any) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise self.refusal("must be a list of names", place, key)
+            raise self.malformed("must be a list of names", place, key)
         return tuple(dict.fromkeys(value))
 
     def _dependencies(self, place: Place, key: str, value: dict[str, Any], holds: bool) -> Union_:

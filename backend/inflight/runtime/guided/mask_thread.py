@@ -52,8 +52,9 @@ class MaskThread:
             except Exception:
                 logger.exception("finding masks failed")
                 for work in batch:
-                    missing = int(work.wants_mask) + len(work.drafts) - len(work.masks)
-                    work.masks += [Mask(b"", FAILED)] * missing
+                    # Nobody knows which of their tokens were taken in.
+                    work.output.fail(FAILED)
+                    work.masks = [Mask(b"", FAILED)] * (int(work.wants_mask) + len(work.drafts))
             finally:
                 batch[0].is_done.set()
 

@@ -110,6 +110,10 @@ class Output:
         except GrammarRefused as refused:
             self._error = str(refused)
 
+    def fail(self, reason: str) -> None:
+        """It has no further masks."""
+        self._error = self._error or reason
+
     def needs_state(self) -> bool:
         """Whether its grammar has a say in the next mask."""
         return not self._has_ended and not self._error

@@ -179,6 +179,12 @@ def test_what_is_dropped_is_named() -> None:
     assert takes(prepared.schema, '{"a": "b"}') and not takes(prepared.schema, '{"a": 1}')
 
 
+@pytest.mark.parametrize("name", ["misspelt", "not a type", "absent document", "absent definition", "not a number"])
+def test_what_is_malformed_is_refused_even_if_it_is_not_strict(name: str) -> None:
+    with pytest.raises(GuideRefused):
+        prepare_schema(REFUSED[name][0], is_strict=False)
+
+
 def test_objects_are_closed_where_that_is_asked() -> None:
     schema = {"type": "object", "properties": {"a": INTEGER, "b": {"type": "object"}}}
     prepared = prepare_schema(schema, closes_objects=True)
