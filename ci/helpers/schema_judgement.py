@@ -18,7 +18,7 @@ from inflight.guides.lark.writer import write_lark
 from inflight.guides.limits import PARSER_LIMITS
 from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema import prepare_schema
-from inflight.guides.translate import SPACING, byte_tokenizer
+from inflight.guides.translate import ESCAPES, SPACING, byte_tokenizer
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def grammar_of(schema: Any) -> str:
     GuideRefused."""
     prepared = prepare_schema(schema, is_strict=True, closes_objects=False)
     made = prepared.schema if isinstance(prepared.schema, dict) else {}
-    whole = {**made, "x-guidance": SPACING[WhiteSpace.DUMPS]}
+    whole = {**made, "x-guidance": {**SPACING[WhiteSpace.DUMPS], **ESCAPES}}
     return write_lark(Grammar(Json(json.dumps(whole), first=0, further=0)))
 
 

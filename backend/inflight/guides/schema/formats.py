@@ -25,8 +25,10 @@ _MAILBOX = f"{_ATOM}(?:\\.{_ATOM}){{0,3}}"
 _ESCAPED = "%[0-9A-Fa-f]{2}"
 _SEGMENT = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|{_ESCAPED})*"
 _QUERY = f"(?:[A-Za-z0-9._~!$&'()*+,;=:@/?-]|{_ESCAPED})*"
-_URI = f"[A-Za-z][A-Za-z0-9+.-]{{0,20}}://{_HOST}(?::[0-9]{{1,5}})?(?:/{_SEGMENT})*(?:\\?{_QUERY})?(?:#{_QUERY})?"
+_URL = f"[A-Za-z][A-Za-z0-9+.-]{{0,20}}://{_HOST}(?::[0-9]{{1,5}})?(?:/{_SEGMENT})*(?:\\?{_QUERY})?(?:#{_QUERY})?"
 """With an authority, and without user names in it."""
+_URN = "urn:[A-Za-z0-9][A-Za-z0-9-]{0,29}[A-Za-z0-9]:[A-Za-z0-9._~!$&'()*+,;=:@/-]{1,255}"
+"""RFC 8141, without escapes."""
 
 PATTERNS = {
     "date": f"^{_DATE}$",
@@ -34,7 +36,7 @@ PATTERNS = {
     "date-time": f"^{_DATE}T{_TIME}$",
     "email": f"^{_MAILBOX}@{_HOST}$",
     "hostname": f"^{_HOST}$",
-    "uri": f"^{_URI}$",
+    "uri": f"^(?:{_URL}|{_URN})$",
 }
 OF_LIBRARY = frozenset({"duration", "ipv4", "ipv6", "uuid"})
 """Formats that llguidance enforces by their names."""

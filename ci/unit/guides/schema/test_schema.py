@@ -13,11 +13,11 @@ from inflight.guided_decoding import WhiteSpace
 from inflight.guides.lark.writer import HEADER
 from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema import prepare_schema
-from inflight.guides.translate import SPACING
+from inflight.guides.translate import ESCAPES, SPACING
 
 
 def takes(schema: Any, text: str) -> bool:
-    whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": SPACING[WhiteSpace.DUMPS]}
+    whole = {**(schema if isinstance(schema, dict) else {}), "x-guidance": {**SPACING[WhiteSpace.DUMPS], **ESCAPES}}
     return Acceptance(f"{HEADER}start: %json {json.dumps(whole)}").takes(text)
 
 
@@ -183,6 +183,13 @@ def test_what_is_dropped_is_named() -> None:
 def test_what_is_malformed_is_refused_even_if_it_is_not_strict(name: str) -> None:
     with pytest.raises(GuideRefused):
         prepare_schema(REFUSED[name][0], is_strict=False)
+
+
+def test_a_name_has_one_spelling() -> None:
+    """Written with an escape a known name would be another one, whose schema does not hold for it."""
+    schema = {"type": "object", "properties": {"a": INTEGER}, "additionalProperties": {"type": "string"}}
+    prepared = prepare_schema(schema)
+    assert takes(prepared.schema, '{"a": 1, "b": "x"}') and not takes(prepared.schema, '{"\\u0061": "x"}')
 
 
 def test_objects_are_closed_where_that_is_asked() -> None:
