@@ -14,7 +14,7 @@ from inflight.guided_decoding import GuidedDecodingParams
 from inflight.openai.tools.arguments_guide import arguments_form, json_arguments
 from inflight.openai.tools.families import syntax_of
 from inflight.openai.tools.forms import Form, any_text, either, optional, regex, separated, sequence, several, tag, text
-from inflight.openai.tools.guide import guide_of, json_call
+from inflight.openai.tools.guide import guide_of, json_call, json_object_call
 from inflight.openai.tools.syntax import CallForm, CallSyntax, NamedCall
 from inflight.openai.tools.tool import Tool
 
@@ -45,6 +45,7 @@ class _CallGuide:
         self._form: CallForm = syntax.form(special_tokens)
         self._special_tokens = special_tokens
         self._is_one = is_one
+        self._tools = tools
         self._calls = [self._call(tool) for tool in tools]
         """Of each tool, a tag."""
 
@@ -69,6 +70,10 @@ class _CallGuide:
 
     def instead_of(self, answer: Form) -> Form:
         """Calls alone, or the answer."""
+        call = self._form.call
+        if self._syntax.is_bare and not self._form.in_list and not isinstance(call, NamedCall):
+            # Both begin with a bracket: as schemas in one place they are told apart.
+            self._calls = [tag("", json_object_call(tool, call.key)) for tool in self._tools]
         syntax, whole = self._syntax, self._whole()
         if syntax.joint is not None and not self._is_one:
             whole = several(whole, syntax.joint)

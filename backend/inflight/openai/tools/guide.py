@@ -51,6 +51,15 @@ def json_call(tool: Tool, key: str, arguments: Form) -> Form:
     return tag(f'{{"name": "{tool.name}", "{key}": ', arguments, "}")
 
 
+def json_object_call(tool: Tool, key: str) -> Form:
+    """The same as one schema, which takes the tool's definitions over, so that references lead to them."""
+    schema = tool.schema if tool.strict else {"type": "object", "additionalProperties": True}
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    properties = {"name": {"const": tool.name}, key: {name: schema[name] for name in schema if name not in shared}}
+    whole = {"type": "object", "properties": properties, "required": ["name", key], "additionalProperties": False}
+    return schema_of({**whole, **shared})
+
+
 def call_list(calls: list[Form], *, is_one: bool) -> Form:
     """Calls in brackets."""
     return tag("[", separated(calls, ", ", is_one=is_one), "]")
