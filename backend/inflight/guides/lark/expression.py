@@ -9,7 +9,6 @@ from functools import lru_cache
 ALL = (1 << 129) - 1
 """A set of characters for comparisons: a bit for each of ASCII, and one for all others together."""
 LAST = 0x10FFFF
-SURROGATES = (0xD800, 0xDFFF)
 
 CLASS_MASKS = {
     r"\p{L}": sum(1 << ord(c) for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"),

@@ -14,7 +14,6 @@ SPACE = r"\t\n\x0B\x0C\r \u{A0}\u{1680}\u{2000}-\u{200A}\u{2028}\u{2029}\u{202F}
 """ECMA-262, 22.2.2.9: what `\\s` is."""
 _CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
-_SYNTAX = frozenset("\\^$.*+?()[]{}|/-&~#")
 _COUNT = re.compile(r"\{(\d+)(,(\d*))?\}")
 _FIXED = {"u": re.compile(r"[0-9A-Fa-f]{4}"), "x": re.compile(r"[0-9A-Fa-f]{2}")}
 _BRACED = re.compile(r"u\{([0-9A-Fa-f]{1,6})\}")
