@@ -33,12 +33,6 @@ def interface_of(address: str) -> str:
     return next((name for _, name in socket.if_nameindex() if address_of(name) == address), "")
 
 
-def free_port(address: str) -> int:
-    """A TCP port at which nothing listens now."""
-    with socket.create_server((address, 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def address_of(interface: str) -> str:
     """Its IPv4 address; empty if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:

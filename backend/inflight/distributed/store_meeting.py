@@ -12,12 +12,13 @@ from datetime import timedelta
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from inflight.distributed.host_address import free_port, host_address
+from inflight.distributed.host_address import host_address
 from inflight.distributed.outer_job import Rendezvous
 from inflight.distributed.rank_group import RankGroup
 from inflight.distributed.ring_group import RingRankGroup
 from inflight.distributed.sockets import JOIN_SECONDS, MIN_SECRET, SocketRankGroup, machine
 from inflight.errors import ConfigurationError
+from inflight.free_port import free_port
 
 LOOPBACK = "127.0.0.1"
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 
 from inflight.errors import ConfigurationError
+from inflight.free_port import bind_free_port
 
 OPTION = "--{}-port"
 """The command's option for the port of a purpose."""
@@ -41,7 +42,10 @@ def _bind(held: contextlib.ExitStack, purpose: str, address: str, port: int, opt
     listener = held.enter_context(socket.socket(family, kind, protocol))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(where)
+        if port:
+            listener.bind(where)
+        else:
+            bind_free_port(listener, where)
         listener.listen()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:

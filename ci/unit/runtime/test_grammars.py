@@ -162,9 +162,7 @@ def test_both_libraries_allow_the_same_tokens(grammars: Grammars, name: str) -> 
         ("<a>hm</a>yes</a>", False, None),
     ],
 )
-def test_a_grammar_holds_behind_the_reasoning(
-    every: Grammars, text: str, is_open: bool, is_whole: bool | None
-) -> None:
+def test_a_grammar_holds_behind_the_reasoning(every: Grammars, text: str, is_open: bool, is_whole: bool | None) -> None:
     """`is_whole`: whether the output may end behind the text; None = the text is not allowed."""
     reasoning = Reasoning(opening="<a>", closing="</a>", is_open=is_open)
     grammar = compiled(every, structs.replace(guide(GuideType.REGEX, "yes|no"), reasoning=reasoning))

@@ -21,6 +21,7 @@ from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.wire.launch import Launch
+from inflight.free_port import EPHEMERAL
 from inflight.mpi_launcher import INTERFACE_VARIABLES, find_launcher, launcher_environment
 from inflight.supervisor import installation, mpi, ports
 from inflight.supervisor.log import ServerLog
@@ -189,6 +190,8 @@ class TestPorts:
     def test_zero_takes_different_free_ports(self) -> None:
         chosen = ports.claim({"HTTP": ("127.0.0.1", 0), "gRPC": ("127.0.0.1", 0), "metrics": ("127.0.0.1", 0)})
         assert len({*chosen.values(), 0}) == 4
+        first_ephemeral = int(EPHEMERAL.read_text().split()[0])
+        assert max(chosen.values()) < first_ephemeral, "a connection may take one before its server listens"
 
     def test_a_taken_port_is_named(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -19,12 +19,12 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from inflight.config import EngineConfig
-from inflight.distributed.host_address import free_port
 from inflight.distributed.joining import Meeting
 from inflight.distributed.sockets import MIN_SECRET
 from inflight.errors import ConfigurationError
 from inflight.executor.launchers.ray_rank import RayRank
 from inflight.executor.wire.launch import LAUNCH, Launch
+from inflight.free_port import free_port
 from inflight.python_command import worker_environment
 
 OBJECT_STORE_BYTES = 100 * 2**20
