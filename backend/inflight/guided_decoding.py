@@ -70,6 +70,12 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tag that ends it."""
     is_open: bool = False
     """True: the prompt ends with the opening tag, so the output begins within. False: it need not think at all."""
+    before_answer: str = ""
+    """Text that begins the answer. With one there may be several thoughts."""
+    behind: str = ""
+    """Text that stands behind each of them."""
+    excludes: tuple[str, ...] = ()
+    """Texts that none of them holds."""
 
 
 class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,11 +18,11 @@ TOOL_PARSERS = (
     "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3", "deepseek_v31",
     "deepseek_v32", "deepseek_v4", "kimi_k2", "glm45", "glm47", "minimax_m2", "granite", "functiongemma",
     "gemma4", "phi4_mini_json", "lfm2", "olmo3", "nemotron", "xlam", "hunyuan_a13b", "seed_oss", "step3",
-    "internlm", "longcat", "ernie45", "granite4", "qwen3_xml", "mimo", "llama4_json", "llama4_pythonic",
-    "nemotron_json",
+    "internlm", "longcat", "harmony", "ernie45", "granite4", "qwen3_xml", "mimo", "llama4_json", "llama4_pythonic",
+    "nemotron_json", "openai",
 )  # fmt: skip
 """By vLLM's names of its parsers, where it has one."""
-REASONING_PARSERS = ("deepseek_r1", "mistral", "qwen3", "seed_oss")
+REASONING_PARSERS = ("deepseek_r1", "mistral", "qwen3", "seed_oss", "harmony")
 
 
 class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,7 +64,8 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tool_parser: str = ""
     """One of TOOL_PARSERS: how the model writes calls of tools; "" = as the chat template does, if that is certain."""
     reasoning_parser: str = ""
-    """One of REASONING_PARSERS: how the model marks its reasoning; "" = all of its text is the answer."""
+    """One of REASONING_PARSERS: how the model marks its reasoning; "" = all of its text is the answer, but for
+    the family harmony, whose messages say it."""
     max_stored_responses: int = 1000
     """Responses that are kept in memory for GET and for `previous_response_id`; 0 = none."""
     max_stored_response_bytes: int = 64 * 2**20

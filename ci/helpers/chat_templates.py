@@ -265,6 +265,36 @@ DEEPSEEK_R1 = """{% if not add_generation_prompt is defined %}{% set add_generat
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<｜Assistant｜><think>\n' }}{% endif %}"""
 
+GPT_OSS = """{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') }}
+{{- '\n# Valid channels: analysis, commentary, final.<|end|>' }}
+{%- if messages[0].role in ('developer', 'system') %}
+    {%- set instructions = messages[0].content %}{% set rest = messages[1:] %}
+{%- else %}{% set instructions = '' %}{% set rest = messages %}{% endif %}
+{%- if instructions or tools %}
+    {{- '<|start|>developer<|message|>' + instructions }}
+    {%- for tool in tools or [] %}{{ '\n// ' + tool.function.description + '\ntype ' + tool.function.name }}{% endfor %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in rest %}
+    {%- if message.role == 'assistant' and 'tool_calls' in message %}
+        {%- set thought = message.content or message.thinking %}
+        {%- if message.content and message.thinking %}{{ raise_exception('content beside thinking') }}{% endif %}
+        {%- if thought %}{{ '<|start|>assistant<|channel|>analysis<|message|>' + thought + '<|end|>' }}{% endif %}
+        {%- set call = message.tool_calls[0].function %}{% set last.name = call.name %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json<|message|>' }}
+        {{- call.arguments | tojson }}{{ '<|call|>' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content }}
+        {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- message.content | tojson }}{{ '<|end|>' }}
+    {%- else %}{{ '<|start|>user<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+
 PARTS = """{% for message in messages %}
 {{- message.role }}: {% for part in message.content %}
 {%- if part.type != 'text' %}{% continue %}{% endif %}
@@ -305,6 +335,13 @@ SHAPES = {
         behind_call="<｜end▁of▁sentence｜>",
         tells_tools=False,
         reasoning="deepseek_r1",
+    ),
+    "gpt-oss": Shape(
+        source=GPT_OSS,
+        parser="harmony",
+        before_call="<|start|>assistant",
+        behind_call="<|call|>",
+        reasoning="harmony",
     ),
     "content in parts alone": Shape(source=PARTS),
 }

@@ -102,6 +102,10 @@ WRITINGS = {
     ),
     "internlm": Writing('<|action_start|><|plugin|>\n{"name": "NAME", "parameters": JSON}<|action_end|>'),
     "longcat": Writing(f"<longcat_tool_call>\n{_NAMED_JSON}\n</longcat_tool_call>", between="\n"),
+    "harmony": Writing(
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>JSON<|call|>",
+        between="<|start|>assistant",
+    ),
     "json": Writing('{"name": "NAME", "parameters": JSON}', begin="[", between=", ", end="]"),
 }
 """By the parser's name; behind a comma, another of the ways in which its models write."""

@@ -131,6 +131,10 @@ def _grammar(params: GuidedDecodingParams, schemas: _Schemas) -> Grammar:
 
 def _thought(reasoning: Reasoning, *, with_space: bool = True) -> Node:
     """Any text up to the closing tag, and white space; it may be left out unless it was begun by the prompt."""
+    if reasoning.before_answer:
+        text = Until(reasoning.closing, frozenset((reasoning.closing, *reasoning.excludes)))
+        one = Sequence((Text(reasoning.opening), text, Text(reasoning.behind)))
+        return Sequence((Repeat(one), Text(reasoning.before_answer)))
     thought = Sequence(
         (
             NOTHING if reasoning.is_open else Text(reasoning.opening),

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
-from inflight.guided_decoding import GuidedDecodingParams, Reasoning
+from inflight.guided_decoding import GuidedDecodingParams
 from inflight.guides.requests import not_enforced, with_grammar
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import context_too_long, invalid, unsupported
@@ -28,7 +28,7 @@ from inflight.openai.guides import Found, read_guide
 from inflight.openai.log_probs import LogProbWriter
 from inflight.openai.param_names import ParamNames
 from inflight.openai.prompts import PromptEncoder, split_prompts
-from inflight.openai.reasoning import ReasoningSplitter, reasoning_tags
+from inflight.openai.reasoning import reasoning_style
 from inflight.openai.reasoning_tokens import ReasoningTokens
 from inflight.openai.sampling import Biases, engine_priority, read_biases, sampling_config
 from inflight.openai.tool_use import ToolUse, read_tools
@@ -86,9 +86,11 @@ class CallBuilder:
         self._defaults = defaults
         self._texts = TokenTexts(tokenizer)
         self._tool_parser = tool_parser
-        self._reasoning_tags = reasoning_tags(reasoning_parser) if reasoning_parser else None
+        self._reasoning = reasoning_style(reasoning_parser) if reasoning_parser else None
         self._special_texts = frozenset(filter(None, map(tokenizer.token, tokenizer.special_ids)))
-        self._tag_ids = self._special_ids(tool_tags(tool_parser) if tool_parser else (), self._reasoning_tags or ())
+        self._tag_ids = self._special_ids(
+            tool_tags(tool_parser) if tool_parser else (), () if self._reasoning is None else self._reasoning.tags
+        )
         self._fingerprint = fingerprint
         self._max_request_ms = math.ceil(max_request_seconds * 1000)
 
@@ -103,7 +105,8 @@ class CallBuilder:
         format = self._chat_format(body, use, text)
         found = read_guide(body) if use is None else read_guide(body, use.guide, is_forced=use.is_forced)
         if found is not None and format is not None:
-            found = found[0], self._with_tags(found[1], text)
+            is_of_calls = use is not None and found[1] is use.guide
+            found = found[0], self._with_tags(found[1], text, is_of_calls=is_of_calls)
         shared = self._shared(body, limits, 1, output, found, adapter)
         request = self._request(body, token_ids, limits, wanted, None, shared)
         prompts = [self._prompt_call(body, request, shared, shown=frozenset() if format is None else self._tag_ids)]
@@ -132,16 +135,15 @@ class CallBuilder:
     @property
     def splits_reasoning(self) -> bool:
         """Whether the operator has said how the model marks its reasoning."""
-        return self._reasoning_tags is not None
+        return self._reasoning is not None
 
     def reasoning_tokens(self, call: Call) -> ReasoningTokens | None:
         """What counts them in the one choice of a chat; None if no text is reasoning."""
         format = call.chat_format
-        if format is None or format.reasoning_tags is None:
+        if format is None or format.make_splitter is None:
             return None
-        prompt = call.prompts[0].request.input_token_ids
-        splitter = ReasoningSplitter(starts_in_reasoning=format.starts_in_reasoning, tags=format.reasoning_tags)
-        return ReasoningTokens(make_text_decoder(self._tokenizer, prompt, shown=self._tag_ids), splitter)
+        decoder = make_text_decoder(self._tokenizer, call.prompts[0].request.input_token_ids, shown=self._tag_ids)
+        return ReasoningTokens(decoder, format.make_splitter())
 
     def completion(self, body: CompletionBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
         check_fields(body)
@@ -164,29 +166,25 @@ class CallBuilder:
 
     def _chat_format(self, body: ChatBody, use: ToolUse | None, prompt: str) -> ChatFormat | None:
         """`prompt`: the text that the template has made."""
-        tags, hides = self._reasoning_tags, body.include_reasoning is False
-        if hides and tags is None:
+        style, hides = self._reasoning, body.include_reasoning is False
+        if hides and style is None:
             raise unsupported("include_reasoning", "it needs the operator's setting reasoning_parser")
         if hides and (body.logprobs or body.return_token_ids):
             sentence = "include_reasoning false hides tokens that logprobs and return_token_ids show: leave those out"
             raise invalid(sentence, "include_reasoning")
-        if tags is None and (use is None or not use.parser):
+        if style is None and (use is None or not use.parser):
             return None
         return replace(
             ChatFormat() if use is None else use.format(),
-            reasoning_tags=tags,
-            starts_in_reasoning=tags is not None and prompt.rstrip().endswith(tags.opening),
+            make_splitter=None if style is None else style.splitter_maker(prompt),
             includes_reasoning=not hides,
         )
 
-    def _with_tags(self, guide: GuidedDecodingParams, prompt: str) -> GuidedDecodingParams:
+    def _with_tags(self, guide: GuidedDecodingParams, prompt: str, *, is_of_calls: bool) -> GuidedDecodingParams:
         """The grammar as that of the answer: the model may think before it, unless the prompt says that it has, and
         tags that are special tokens are text."""
-        tags, prompt = self._reasoning_tags, prompt.rstrip()
-        reasoning = None
-        if tags is not None and not prompt.endswith(tags.closing):
-            is_open = prompt.endswith(tags.opening)
-            reasoning = Reasoning(opening=tags.opening, closing=tags.closing, is_open=is_open)
+        style = self._reasoning
+        reasoning = None if style is None else style.thought(prompt, is_of_calls=is_of_calls)
         return structs.replace(guide, reasoning=reasoning, shown_token_ids=tuple(sorted(self._tag_ids)))
 
     def _special_ids(self, *tags: Iterable[str]) -> frozenset[int]:

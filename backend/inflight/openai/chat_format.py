@@ -8,18 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import msgspec
-
-from inflight.openai.reasoning import ReasoningSplitter, ReasoningTags
-from inflight.openai.tools.events import Content, Event, ToolCallStarted
+from inflight.openai.reasoning import Splitter
+from inflight.openai.tools.events import Content, Event, Reasoning, ToolCallStarted
 from inflight.openai.tools.parser import ToolParser
-
-
-class Reasoning(msgspec.Struct, frozen=True):
-    """Text that the model thought before its answer."""
-
-    text: str
-
 
 Piece = Reasoning | Event
 
@@ -36,9 +27,8 @@ class ChatFormat:
     """Whether calls behind the first one of a choice are dropped."""
     calls_are_a_reason: bool = True
     """Whether a choice that has ended by itself says tool_calls if it has some."""
-    reasoning_tags: ReasoningTags | None = None
+    make_splitter: Callable[[], Splitter] | None = None
     """None: no text is reasoning."""
-    starts_in_reasoning: bool = False
     includes_reasoning: bool = True
 
 
@@ -48,25 +38,19 @@ class ChatReader:
     def __init__(self, format: ChatFormat) -> None:
         self._format = format
         self._parser = format.make_tool_parser() if format.make_tool_parser is not None else None
-        self._splitter = (
-            ReasoningSplitter(starts_in_reasoning=format.starts_in_reasoning, tags=format.reasoning_tags)
-            if format.reasoning_tags is not None
-            else None
-        )
+        self._splitter = format.make_splitter() if format.make_splitter is not None else None
         self._has_calls = False
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain of the text by now."""
-        reasoning, content = ("", text) if self._splitter is None else self._splitter.feed(text)
-        return [*self._reasoning(reasoning), *self._kept(self._parse(content))]
+        if self._splitter is not None:
+            return self._pieces(self._splitter.feed(text))
+        return self._pieces([Content(text)]) if text else []
 
     def finish(self) -> list[Piece]:
         """What was held, once no more text comes."""
-        reasoning, content = ("", "") if self._splitter is None else self._splitter.finish()
-        events = self._parse(content)
-        if self._parser is not None:
-            events += self._parser.finish()
-        return [*self._reasoning(reasoning), *self._kept(events)]
+        pieces = [] if self._splitter is None else self._pieces(self._splitter.finish())
+        return [*pieces, *self._kept([] if self._parser is None else self._parser.finish())]
 
     def finish_reason(self, reason: str) -> str:
         """`reason`: the engine's. An answer that was cut says so, whatever it calls, and one that a stop string ended
@@ -75,13 +59,14 @@ class ChatReader:
         is_called = self._has_calls and is_whole and self._format.calls_are_a_reason
         return "tool_calls" if is_called and reason == "stop" else reason
 
-    def _reasoning(self, text: str) -> list[Piece]:
-        return [Reasoning(text)] if text and self._format.includes_reasoning else []
-
-    def _parse(self, content: str) -> list[Event]:
-        if self._parser is not None:
-            return self._parser.feed(content)
-        return [Content(content)] if content else []
+    def _pieces(self, parts: list[Reasoning | Content]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for part in parts:
+            if isinstance(part, Content):
+                pieces += self._kept([part] if self._parser is None else self._parser.feed(part.text))
+            elif self._format.includes_reasoning:
+                pieces.append(part)
+        return pieces
 
     def _kept(self, events: list[Event]) -> Iterator[Event]:
         for event in events:

@@ -68,11 +68,11 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate | None:
         """The template of the tokenizer in `folder`; None if it has none. Raises ConfigurationError."""
-        config = _read_json(folder / "tokenizer_config.json")
+        config = read_json(folder / "tokenizer_config.json")
         sources = _sources(folder, config)
         if DEFAULT not in sources:
             return None
-        own = {**_read_json(folder / "special_tokens_map.json"), **config}
+        own = {**read_json(folder / "special_tokens_map.json"), **config}
         tokens = {name: _content(value) for name, value in own.items() if name.endswith("_token")}
         known = {name: token for name, token in tokens.items() if token is not None}
         return cls(sources[DEFAULT], known, sources.get(TOOL_USE))
@@ -166,7 +166,8 @@ def _content(token: object) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """An object of a checkpoint's file; {} if there is none. Raises ConfigurationError."""
     if not path.is_file():
         return {}
     try:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from inflight.openai.chat_format import ChatFormat, ChatReader, Piece, Reasoning
-from inflight.openai.tools.events import Content, ToolCallStarted
+from inflight.openai.chat_format import ChatFormat, ChatReader, Piece
+from inflight.openai.tools.events import Content, Reasoning, ToolCallStarted
 
 _encode = msgspec.json.Encoder().encode
 

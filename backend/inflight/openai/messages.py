@@ -21,6 +21,8 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 """What a message may have; null counts as not given, and so does an empty list but as content."""
 
+THOUGHTS = ("reasoning", "reasoning_content", "thinking")
+
 
 def read_messages(given: list[dict[str, Any]], *, knows_developer: bool) -> list[dict[str, Any]]:
     """`knows_developer`: whether the template has a role of that name; else it is the system's. Raises APIError."""
@@ -46,10 +48,10 @@ def _read(given: dict[str, Any], where: str) -> dict[str, Any]:
         raise invalid(f"{where}.content is missing", f"{where}.content")
     message["content"] = _text(message.get("content", message.pop("refusal", "")), where)
     message.pop("annotations", None)  # of an earlier answer: they say nothing to a model
-    # Both names are in use for what a model has thought before an answer; templates know one or the other.
+    # Clients use the first two names for what a model has thought before an answer; templates know one of the three.
     thought = message.get("reasoning") or message.get("reasoning_content")
     if thought:
-        message["reasoning"] = message["reasoning_content"] = thought
+        message |= dict.fromkeys(THOUGHTS, thought)
     if "tool_calls" in message:
         message["tool_calls"] = [_tool_call(call, where) for call in message["tool_calls"]]
     return message

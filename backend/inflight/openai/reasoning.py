@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from inflight.errors import ConfigurationError
+from inflight.guided_decoding import Reasoning as GuidedReasoning
+from inflight.openai.tools.channels import Channels
+from inflight.openai.tools.events import Content, Reasoning
 from inflight.openai.tools.tag_overlap import tag_overlap
 
 WHITE_SPACE = " \t\n\r"
@@ -12,9 +17,58 @@ MAX_WHITE_SPACE_CHARS = 1024
 """White space before an opening tag that is held until it is known whether one follows."""
 
 
+class Splitter(Protocol):
+    """Of one choice. The parts do not depend on how the text is cut into pieces."""
+
+    @property
+    def may_reason(self) -> bool:
+        """Whether the next piece of text may still be reasoning."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text, as far as it came, ends within the reasoning."""
+
+    def feed(self, text: str) -> list[Reasoning | Content]:
+        """The text's next piece. Returns what is certain by now, in its order; no part is empty."""
+
+    def finish(self) -> list[Reasoning | Content]:
+        """No more text comes. Returns what was held."""
+
+
+class ReasoningStyle(Protocol):
+    """How a family marks its reasoning. `prompt`: the text that the chat template has made."""
+
+    @property
+    def tags(self) -> Iterable[str]:
+        """All that may be special tokens: the text has to be made with them."""
+
+    def splitter_maker(self, prompt: str) -> Callable[[], Splitter]:
+        """What makes the splitter of each choice."""
+
+    def thought(self, prompt: str, *, is_of_calls: bool) -> GuidedReasoning | None:
+        """What may stand before an answer that follows a grammar; None = nothing. `is_of_calls`: whether the grammar is
+        one of calls of tools."""
+
+
 class ReasoningTags(NamedTuple):
+    """Of reasoning that is the beginning of the text."""
+
     opening: str
     closing: str
+
+    @property
+    def tags(self) -> Iterable[str]:
+        return self
+
+    def splitter_maker(self, prompt: str) -> Callable[[], Splitter]:
+        return partial(ReasoningSplitter, starts_in_reasoning=prompt.rstrip().endswith(self.opening), tags=self)
+
+    def thought(self, prompt: str, *, is_of_calls: bool) -> GuidedReasoning | None:
+        """None if the prompt says that the model has thought."""
+        prompt = prompt.rstrip()
+        if prompt.endswith(self.closing):
+            return None
+        return GuidedReasoning(opening=self.opening, closing=self.closing, is_open=prompt.endswith(self.opening))
 
 
 REASONING_TAGS = {
@@ -23,15 +77,16 @@ REASONING_TAGS = {
     "qwen3": ReasoningTags("<think>", "</think>"),
     "seed_oss": ReasoningTags("<seed:think>", "</seed:think>"),
 }
-"""By family. Mistral's are special tokens: the text has to be made with them."""
+"""By family. Mistral's are special tokens."""
+REASONING_STYLES: dict[str, ReasoningStyle] = {**REASONING_TAGS, "harmony": Channels()}
+"""Of all families."""
 
 
 class ReasoningSplitter:
     """Reasoning ends at the first closing tag; without one, all of the text is reasoning.
 
-    Tags are dropped, with the white space behind them. What looks like a tag anywhere else is text. The parts do not
-    depend on how the text is cut into pieces. Nothing is held but what may be the beginning of a tag, and white space
-    before one.
+    Tags are dropped, with the white space behind them. What looks like a tag anywhere else is text. Nothing is held but
+    what may be the beginning of a tag, and white space before one.
     """
 
     def __init__(self, *, starts_in_reasoning: bool, tags: ReasoningTags = REASONING_TAGS["qwen3"]) -> None:
@@ -45,16 +100,22 @@ class ReasoningSplitter:
 
     @property
     def may_reason(self) -> bool:
-        """Whether the next piece of text may still be reasoning."""
         return self._is_reasoning or self._may_open
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the text, as far as it came, ends within the reasoning."""
         return self._is_reasoning
 
-    def feed(self, text: str) -> tuple[str, str]:
-        """The text's next piece. Returns (reasoning, content) that are certain by now."""
+    def feed(self, text: str) -> list[Reasoning | Content]:
+        return _parts(*self._split(text))
+
+    def finish(self) -> list[Reasoning | Content]:
+        held, self._held = self._held, ""
+        text = self._without_space(held)
+        return _parts(text, "") if self._is_reasoning else _parts("", text)
+
+    def _split(self, text: str) -> tuple[str, str]:
+        """Reasoning and content that are certain by now."""
         text, self._held = self._held + text, ""
         if self._may_open:
             text = self._open(text)
@@ -69,11 +130,6 @@ class ReasoningSplitter:
         certain = len(text) - tag_overlap(text, closing)
         self._held += text[certain:]
         return self._without_space(text[:certain]), ""
-
-    def finish(self) -> tuple[str, str]:
-        """No more text comes. Returns (reasoning, content) that were held."""
-        held, self._held = self._held, ""
-        return (self._without_space(held), "") if self._is_reasoning else ("", self._without_space(held))
 
     def _open(self, text: str) -> str:
         """Returns `text` behind the opening tag; "" while it is not certain whether one follows, and `text` if none
@@ -98,8 +154,13 @@ class ReasoningSplitter:
         return text
 
 
-def reasoning_tags(family: str) -> ReasoningTags:
-    """The tags of a family. Raises ConfigurationError if it is not known."""
-    if family not in REASONING_TAGS:
-        raise ConfigurationError(f"there is no reasoning parser {family}: choose one of {', '.join(REASONING_TAGS)}")
-    return REASONING_TAGS[family]
+def reasoning_style(family: str) -> ReasoningStyle:
+    """Of a family. Raises ConfigurationError if it is not known."""
+    if family not in REASONING_STYLES:
+        raise ConfigurationError(f"there is no reasoning parser {family}: choose one of {', '.join(REASONING_STYLES)}")
+    return REASONING_STYLES[family]
+
+
+def _parts(reasoning: str, content: str) -> list[Reasoning | Content]:
+    parts = (Reasoning(reasoning), Content(content))
+    return [part for part in parts if part.text]

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 
 from inflight.abandonment import end_when_abandoned
 from inflight.checkpoint_digest import system_fingerprint
+from inflight.checkpoint_files import CONFIG
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.executor import Executor, attach_executor, find_engine_config
@@ -34,7 +35,7 @@ from inflight.log_output import start_logging
 from inflight.openai.api_keys import ApiKeys
 from inflight.openai.app import App
 from inflight.openai.call_builder import CallBuilder
-from inflight.openai.chat_template import ChatTemplate
+from inflight.openai.chat_template import ChatTemplate, read_json
 from inflight.openai.dispatcher import Dispatcher
 from inflight.openai.engine_metrics import EngineMetrics
 from inflight.openai.guard import Guard
@@ -46,7 +47,7 @@ from inflight.openai.prompts import PromptEncoder
 from inflight.openai.rate_limit import RateLimit
 from inflight.openai.responses.store import ResponseStore
 from inflight.openai.text_threads import TextThreads
-from inflight.openai.tool_use import choose_tool_parser
+from inflight.openai.tool_use import choose_reasoning_parser, choose_tool_parser
 from inflight.openai_options import OpenAIOptions
 from inflight.request_spans import open_spans
 from inflight.text.tokenizer import Tokenizer
@@ -163,8 +164,12 @@ class OpenAIServer:
             template_kwargs=frozenset(options.chat_template_kwargs),
         )
         self._tool_parser, self.tools_note = choose_tool_parser(
-            options.tool_parser, self._encoder.tool_families, knows_tools=self._encoder.knows_tools
+            options.tool_parser,
+            self._encoder.tool_families,
+            knows_tools=self._encoder.knows_tools,
+            model_type=str(read_json(Path(config.gpt_model_path, CONFIG)).get("model_type")),
         )
+        self._reasoning_parser = choose_reasoning_parser(options.reasoning_parser, self._tool_parser)
         self._spans = open_spans(config.otlp_traces_endpoint, is_outermost=True)
         self._guard = Guard(
             ApiKeys.load(options.api_key_file),
@@ -215,7 +220,7 @@ class OpenAIServer:
                 front.generation_defaults,
                 max_request_seconds=options.max_request_seconds,
                 tool_parser=self._tool_parser,
-                reasoning_parser=options.reasoning_parser,
+                reasoning_parser=self._reasoning_parser,
                 fingerprint=lambda: system_fingerprint(folders, front.description),
             ),
             encoder=self._encoder,

@@ -11,9 +11,11 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from inflight.openai.messages import THOUGHTS
+
 Messages = list[dict[str, Any]]
 
-TEXT, NAME, KEY = "probe_text", "probe_name", "probe_key"
+TEXT, SAID, NAME, KEY = "probe_text", "probe_said", "probe_name", "probe_key"
 ARGUMENTS = {KEY: 1}
 ID = "probe1234"
 """Nine letters and digits, as templates of Mistral have it."""
@@ -30,6 +32,8 @@ class Habits(NamedTuple):
     """Content beside calls is null if there is none."""
     takes_text: bool = False
     """The arguments of calls are JSON as a text."""
+    joins_thought: bool = False
+    """Beside calls there may be a thought or content, not both: the content ends the thought."""
 
     def adapted(self, messages: Messages) -> Messages:
         """The same messages in this form."""
@@ -37,6 +41,9 @@ class Habits(NamedTuple):
 
     def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
         content, calls = message["content"], message.get("tool_calls")
+        if self.joins_thought and calls and content and "thinking" in message:
+            message = {**message, **dict.fromkeys(THOUGHTS, f"{message['thinking']}\n{content}"), "content": ""}
+            content = ""
         if self.takes_parts:
             content = [{"type": "text", "text": content}]
         if calls and self.takes_null and not message["content"]:
@@ -54,7 +61,11 @@ def find_habits(render: Callable[[Messages], str]) -> Habits:
         habits = Habits(takes_parts, takes_null, takes_text)
         # A name alone could be that of the tool, and an object that is joined to text would be Python's.
         if _shows(render, messages, habits, f'"{KEY}"') or _shows(render, messages, habits, f"{KEY}="):
-            return habits
+            spoken = [ASKED[0], {**messages[1], "content": SAID, **dict.fromkeys(THOUGHTS, TEXT)}, messages[2]]
+            joined = habits._replace(joins_thought=True)
+            return (
+                joined if _shows(render, spoken, joined, SAID) and not _shows(render, spoken, habits, SAID) else habits
+            )
     return Habits(takes_parts)
 
 

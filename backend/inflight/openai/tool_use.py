@@ -9,21 +9,24 @@ from typing import Any
 
 import msgspec
 
-from inflight.errors import InvalidRequest
+from inflight.errors import ConfigurationError, InvalidRequest
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.openai.api_error import invalid
 from inflight.openai.chat_format import ChatFormat
 from inflight.openai.fields import AllowedToolChoice, ChatBody, FunctionTool, NamedToolChoice
 from inflight.openai.guides import answer_form
 from inflight.openai.tools.chosen_guide import chosen_call_guide
-from inflight.openai.tools.families import ALIASES, FORCED
+from inflight.openai.tools.families import ALIASES, FORCED, MODEL_TYPES, syntax_of
 from inflight.openai.tools.forms import Form
 from inflight.openai.tools.guide import forced_call_guide
+from inflight.openai.tools.message_guide import forced_message_guide
 from inflight.openai.tools.parser import make_tool_parser, new_id_maker
 from inflight.openai.tools.tool import Tool, validate_tools
 from inflight.text.safe_text import safe_text
 
 MODES = ("none", "auto", "required")
+MESSAGES = "harmony"
+"""The reasoning parser of outputs that are messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,7 @@ class ToolUse:
                 self.tools,
                 new_id_maker(self.family),
                 at_start_only=self.has_answer_form,
+                is_forced=self.is_forced,
             ),
             calls_are_all=self.is_forced,
             keeps_one_call=self.keeps_one_call,
@@ -65,9 +69,9 @@ class ToolUse:
         )
 
 
-def choose_tool_parser(asked: str, families: list[str], *, knows_tools: bool) -> tuple[str, str]:
+def choose_tool_parser(asked: str, families: list[str], *, knows_tools: bool, model_type: str = "") -> tuple[str, str]:
     """The family whose calls are read, "" = none, and what the operator is told of it. `asked`: by the operator.
-    `families`: those whose calls the chat template writes."""
+    `families`: those whose calls the chat template writes. `model_type`: of the checkpoint."""
     setting = "--openai-set tool_parser"
     if asked:
         differs = f"the chat template writes calls of tools as {' and '.join(families)}, but {setting} is {asked}"
@@ -75,10 +79,26 @@ def choose_tool_parser(asked: str, families: list[str], *, knows_tools: bool) ->
     if len(families) == 1:
         known = f"calls of tools are read as {families[0]}, as the chat template writes them"
         return families[0], f"{known}; {setting}=… names another family"
+    if not families and model_type in MODEL_TYPES:
+        family = MODEL_TYPES[model_type]
+        return (
+            family,
+            f"calls of tools are read as {family}, as {model_type} writes them; {setting}=… names another family",
+        )
     if not knows_tools:
         return "", ""
     writes = f"as each of {', '.join(families)}" if families else "as no family that is known here"
     return "", f"tool_choice auto is refused: the chat template writes calls of tools {writes}; {setting}=… names one"
+
+
+def choose_reasoning_parser(asked: str, tool_parser: str) -> str:
+    """The family by which reasoning is found, "" = none. Where all output is messages, calls and reasoning are found by
+    the same headers. `asked`: by the operator. Raises ConfigurationError if it does not go with the tools' parser."""
+    in_messages = bool(tool_parser) and syntax_of(tool_parser).in_messages
+    if asked and in_messages is not (asked == MESSAGES):
+        needs = f"goes with tool_parser {MESSAGES} alone" if asked == MESSAGES else f"does not go with {tool_parser}"
+        raise ConfigurationError(f"reasoning_parser {asked} {needs}")
+    return asked or (MESSAGES if in_messages else "")
 
 
 def read_tools(
@@ -113,11 +133,14 @@ def read_tools(
         is_held = len(offered) < len(tools) or any(tool.strict for tool in offered)
         guide = _chosen_calls(body, family, offered, special_tokens, answer) if is_held or answer is not None else None
         return use(parser=family, guide=guide, has_answer_form=answer is not None, keeps_one_call=one)
+    in_messages = bool(family) and syntax_of(family).in_messages
+    force = forced_message_guide if in_messages else forced_call_guide
     try:
-        guide = forced_call_guide(offered, name=name, parallel_tool_calls=not one)
+        guide = force(offered, name=name, parallel_tool_calls=not one)
     except InvalidRequest as error:
         raise invalid(str(error), "tool_choice") from None
-    return use(parser=FORCED, guide=guide, is_forced=True, is_named=name is not None)
+    parser = family if in_messages else FORCED
+    return use(parser=parser, guide=guide, is_forced=True, is_named=name is not None)
 
 
 def read_definitions(given: list[FunctionTool]) -> tuple[list[Tool], list[dict[str, Any]]]:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight.errors import ConfigurationError
-from inflight.openai.reasoning import MAX_WHITE_SPACE_CHARS, REASONING_TAGS, ReasoningSplitter, reasoning_tags
+from inflight.openai.reasoning import MAX_WHITE_SPACE_CHARS, REASONING_TAGS, ReasoningSplitter, reasoning_style
+from inflight.openai.tools.events import Content, Reasoning
 
 TEXTS = st.lists(
     st.sampled_from(["<think>", "</think>", "<", "think>", "[THINK]", "[/THINK]", "/", " ", "\n", "a"]) | st.text(),
@@ -18,11 +19,13 @@ TEXTS = st.lists(
 
 
 def split(text: str, cuts: list[int], *, starts_in_reasoning: bool, family: str = "qwen3") -> tuple[str, str]:
-    splitter = ReasoningSplitter(starts_in_reasoning=starts_in_reasoning, tags=reasoning_tags(family))
+    splitter = ReasoningSplitter(starts_in_reasoning=starts_in_reasoning, tags=REASONING_TAGS[family])
     edges = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
-    parts = [splitter.feed(text[start:end]) for start, end in itertools.pairwise(edges)]
-    parts.append(splitter.finish())
-    return "".join(part[0] for part in parts), "".join(part[1] for part in parts)
+    parts = [part for start, end in itertools.pairwise(edges) for part in splitter.feed(text[start:end])]
+    parts += splitter.finish()
+    kinds = (Reasoning, Content)
+    reasoning, content = ("".join(part.text for part in parts if isinstance(part, kind)) for kind in kinds)
+    return reasoning, content
 
 
 @given(TEXTS, st.lists(st.integers(0, 80)), st.booleans(), st.sampled_from(sorted(REASONING_TAGS)))
@@ -67,17 +70,17 @@ def test_where_reasoning_ends(text: str, starts_in_reasoning: bool, parts: tuple
 
 def test_only_what_may_begin_a_tag_is_held_back() -> None:
     splitter = ReasoningSplitter(starts_in_reasoning=True)
-    assert splitter.feed("2 < 3 </thin") == ("2 < 3 ", "")
-    assert splitter.feed("gs") == ("</things", "")
+    assert splitter.feed("2 < 3 </thin") == [Reasoning("2 < 3 ")]
+    assert splitter.feed("gs") == [Reasoning("</things")]
 
 
 def test_space_before_a_tag_is_held_up_to_a_bound() -> None:
     splitter = ReasoningSplitter(starts_in_reasoning=False)
     space = " " * (MAX_WHITE_SPACE_CHARS + 1)
-    assert splitter.feed(space) == ("", space)
-    assert splitter.feed("<think>") == ("", "<think>")
+    assert splitter.feed(space) == [Content(space)]
+    assert splitter.feed("<think>") == [Content("<think>")]
 
 
 def test_an_unknown_family_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="there is no reasoning parser nope: choose one of deepseek_r1, "):
-        reasoning_tags("nope")
+        reasoning_style("nope")

@@ -14,9 +14,10 @@ from chat_templates import SHAPES, Shape
 from fake_tokenizer import byte_tokenizer
 
 from inflight.openai.api_error import APIError
+from inflight.openai.chat_format import ChatFormat, ChatReader
 from inflight.openai.chat_template import ChatTemplate
 from inflight.openai.prompts import PromptEncoder
-from inflight.openai.reasoning import REASONING_TAGS
+from inflight.openai.reasoning import REASONING_STYLES, REASONING_TAGS
 from inflight.openai.template_habits import Habits
 from inflight.openai.tools.events import Content, ToolCallArguments, ToolCallStarted
 from inflight.openai.tools.parser import make_tool_parser
@@ -92,8 +93,14 @@ def test_a_call_is_written_as_the_parser_reads_it(name: str) -> None:
     text = rendered(shape, [ASKED, CALLED, TOLD], tools=TOOLS)
     assert "sunny" in text
     begin = text.index(shape.before_call, text.index("Größe?")) + len(shape.before_call)
-    parser = make_tool_parser(shape.parser, [Tool(name="weather")])
-    events = [*parser.feed(text[begin : text.index(shape.behind_call, begin)]), *parser.finish()]
+    style = REASONING_STYLES.get(shape.reasoning)
+    reader = ChatReader(
+        ChatFormat(
+            make_tool_parser=lambda: make_tool_parser(shape.parser, [Tool(name="weather")]),
+            make_splitter=None if style is None else style.splitter_maker(""),
+        )
+    )
+    events = [*reader.feed(text[begin : text.index(shape.behind_call, begin)]), *reader.finish()]
     assert [event.name for event in events if isinstance(event, ToolCallStarted)] == ["weather"]
     assert "".join(event.text for event in events if isinstance(event, ToolCallArguments)) == ARGUMENTS
     assert not any(isinstance(event, Content) for event in events)
@@ -116,6 +123,7 @@ def test_what_a_template_takes_is_found() -> None:
     found = {name: ChatTemplate(shape.source, TOKENS)._habits for name, shape in SHAPES.items()}
     assert found.pop("DeepSeek R1, distilled") == Habits(takes_null=True, takes_text=True)
     assert found.pop("content in parts alone") == Habits(takes_parts=True)
+    assert found.pop("gpt-oss") == Habits(joins_thought=True)
     assert set(found.values()) == {Habits()}
     text = rendered(SHAPES["DeepSeek R1, distilled"], [ASKED, {**CALLED, "content": ""}, TOLD])
     assert f"weather\n```json\n{ARGUMENTS}\n```" in text
@@ -135,7 +143,7 @@ def test_what_a_template_refuses_is_said_in_its_words(name: str, messages: list[
         rendered(SHAPES[name], messages, tools=TOOLS)
 
 
-@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.reasoning])
+@pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.reasoning in REASONING_TAGS])
 def test_reasoning_of_earlier_answers_and_of_the_next(name: str) -> None:
     shape = SHAPES[name]
     tags = REASONING_TAGS[shape.reasoning]
@@ -146,6 +154,12 @@ def test_reasoning_of_earlier_answers_and_of_the_next(name: str) -> None:
         assert rendered(shape, [ASKED], kwargs={"enable_thinking": False}).rstrip().endswith(tags.closing)
         thought = {"role": "assistant", "content": None, "reasoning": "I look.", "tool_calls": [CALL]}
         assert "<think>\nI look.\n</think>\n\n<tool_call>" in rendered(shape, [ASKED, thought, TOLD], tools=TOOLS)
+
+
+def test_a_thought_and_words_before_a_call_become_one_where_a_template_takes_one() -> None:
+    spoken = {"role": "assistant", "content": "I look.", "reasoning": "Hm.", "tool_calls": [CALL]}
+    text = rendered(SHAPES["gpt-oss"], [ASKED, spoken, TOLD], tools=TOOLS)
+    assert "<|channel|>analysis<|message|>Hm.\nI look.<|end|><|start|>assistant to=functions.weather" in text
 
 
 def test_the_date_is_todays() -> None:

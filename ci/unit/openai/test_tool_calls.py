@@ -17,7 +17,7 @@ from openai_server import PlayedEngine, Running, checkpoint_folder, openai_serve
 
 from inflight.errors import ConfigurationError
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
-from inflight.openai.reasoning import REASONING_TAGS
+from inflight.openai.reasoning import REASONING_STYLES
 from inflight.openai.tool_use import choose_tool_parser
 from inflight.openai.tools.chosen_guide import chosen_call_guide
 from inflight.openai.tools.families import NAMES
@@ -465,6 +465,6 @@ def test_a_template_that_knows_no_tools(tmp_path_factory: pytest.TempPathFactory
 
 def test_the_settings_name_every_parser() -> None:
     assert TOOL_PARSERS == NAMES
-    assert {*REASONING_PARSERS} == {*REASONING_TAGS}
+    assert {*REASONING_PARSERS} == {*REASONING_STYLES}
     with pytest.raises(ConfigurationError, match=r"tool_parser must be one of hermes, .*, got nope"):
         OpenAIOptions().with_settings({"tool_parser": "nope"})

@@ -174,6 +174,26 @@ def test_a_grammar_holds_behind_the_reasoning(every: Grammars, text: str, is_ope
     every.release(grammar.params)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ("=yes", True),
+        ("<a>hm</a>;=no", True),
+        ("<a></a>;<a>so</a>;=yes", True),
+        ("yes", False),
+        ("<a>hm</a>=yes", False),
+        ("<a>h=m</a>;=yes", False),
+    ],
+)
+def test_there_may_be_several_thoughts_where_a_text_begins_the_answer(
+    every: Grammars, text: str, is_allowed: bool
+) -> None:
+    reasoning = Reasoning(opening="<a>", closing="</a>", behind=";", before_answer="=", excludes=("<a>", "</a>", "="))
+    grammar = compiled(every, structs.replace(guide(GuideType.REGEX, "yes|no"), reasoning=reasoning))
+    assert Walk(every, grammar).follows(TOKENIZER.encode_plain(f"\n{text}")[1:]) is is_allowed
+    every.release(grammar.params)
+
+
 def test_a_special_token_that_is_shown_is_its_text(every: Grammars) -> None:
     shown, hidden = 4, 5
     text = TOKENIZER.token(shown)

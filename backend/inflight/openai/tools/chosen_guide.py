@@ -15,6 +15,7 @@ from inflight.openai.tools.arguments_guide import arguments_form, json_arguments
 from inflight.openai.tools.families import syntax_of
 from inflight.openai.tools.forms import Form, any_text, either, optional, regex, separated, sequence, several, tag, text
 from inflight.openai.tools.guide import guide_of, json_call, json_object_call
+from inflight.openai.tools.message_guide import chosen_message_guide
 from inflight.openai.tools.syntax import CallForm, CallSyntax, NamedCall
 from inflight.openai.tools.tool import Tool
 
@@ -33,6 +34,8 @@ def chosen_call_guide(
     `answer`: what the text without calls follows, None = it is free. Raises InvalidRequest if the grammar is beyond the
     engine's bounds, or if the family cannot write such arguments."""
     syntax = syntax_of(family)
+    if syntax.in_messages:
+        return chosen_message_guide(tools, parallel_tool_calls=parallel_tool_calls, answer=answer)
     guide = _CallGuide(syntax, tools, special_tokens, is_one=not parallel_tool_calls)
     if answer is None:
         return guide_of(guide.free(), "a strict tool")

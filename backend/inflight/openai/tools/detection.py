@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from inflight.openai.tools.channels import ChannelSplitter
 from inflight.openai.tools.events import Content, ToolCallArguments, ToolCallStarted
 from inflight.openai.tools.families import FAMILIES
 from inflight.openai.tools.parser import make_tool_parser
@@ -40,6 +41,10 @@ def _calls(family: str, text: str, name: str) -> tuple[list[tuple[str, Any]], st
     """The calls in `text` as this family writes them, and the text before the first; the arguments of one that breaks
     off are None."""
     parser = make_tool_parser(family, [Tool(name=name)])
+    if FAMILIES[family].in_messages:
+        splitter = ChannelSplitter()
+        parts = [*splitter.feed(text), *splitter.finish()]
+        text = "".join(part.text for part in parts if isinstance(part, Content))
     events = [*parser.feed(text), *parser.finish()]
     names = [event.name for event in events if isinstance(event, ToolCallStarted)]
     texts = [

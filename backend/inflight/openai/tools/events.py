@@ -1,8 +1,14 @@
-"""What a text turns out to be while it arrives: content for people, and calls of tools."""
+"""What a text turns out to be while it arrives: reasoning, content for people, and calls of tools."""
 
 from __future__ import annotations
 
 import msgspec
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    """Text that the model thought before its answer."""
+
+    text: str
 
 
 class Content(msgspec.Struct, frozen=True):

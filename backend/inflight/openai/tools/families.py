@@ -6,6 +6,7 @@ tags of the models. Families that write the same have one row, and their names a
 
 from __future__ import annotations
 
+from inflight.openai.tools.channels import BEFORE_NAME, BEHIND_NAME, CALL, START
 from inflight.openai.tools.syntax import (
     BareArguments,
     CallForm,
@@ -239,6 +240,13 @@ FAMILIES: dict[str, CallSyntax] = {
     "longcat": CallSyntax(
         begin="<longcat_tool_call>\n", forms=_one(ObjectCall()), end="\n</longcat_tool_call>", joint="\n"
     ),
+    "harmony": CallSyntax(
+        begin=BEFORE_NAME,
+        also_begins=(START + BEFORE_NAME,),
+        forms=_one(NamedCall(behind_name=BEHIND_NAME, arguments=JsonArguments(), behind_arguments=CALL)),
+        joint=START,
+        in_messages=True,
+    ),
 }
 ALIASES = {
     "ernie45": "hermes",
@@ -248,6 +256,7 @@ ALIASES = {
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
     "nemotron_json": "nemotron",
+    "openai": "harmony",
 }
 """Other names of the same syntaxes."""
 FORCED = "json"
@@ -256,6 +265,8 @@ FORCED_SYNTAX = CallSyntax(
     forms=(CallForm(call=ObjectCall(key="parameters"), in_list=True, between=", "),), is_bare=True
 )
 NAMES = (*FAMILIES, *ALIASES)
+MODEL_TYPES = {"gpt_oss": "harmony"}
+"""Families by what config.json says of the checkpoint, for one whose chat template does not show it."""
 
 
 def syntax_of(name: str) -> CallSyntax:

@@ -21,16 +21,21 @@ def forced_call_guide(
     one of the tool `name`. Raises InvalidRequest if there is no such tool, or if the grammar is beyond the engine's
     bounds.
 
-    It is the same for all families, because no parser of theirs need be configured:
+    It is the same for all families but those that write messages, because no parser of theirs need be configured:
 
         [{"name": "f", "parameters": {…}}, {"name": "g", "parameters": {…}}]
     """
+    calls = [json_call(tool, "parameters", schema_of(tool.schema)) for tool in offered_tools(tools, name)]
+    return guide_of(call_list(calls, is_one=name is not None or not parallel_tool_calls), "tool_choice")
+
+
+def offered_tools(tools: list[Tool], name: str | None) -> list[Tool]:
+    """Those that a forced call may call: `name`, None = any of them. Raises InvalidRequest if there is none."""
     offered = [tool for tool in tools if name in (None, tool.name)]
     if not offered:
         wanted = "a tool" if name is None else f"the tool {name}"
         raise InvalidRequest(f"tool_choice asks for {wanted}, and the request does not have it in tools")
-    calls = [json_call(tool, "parameters", schema_of(tool.schema)) for tool in offered]
-    return guide_of(call_list(calls, is_one=name is not None or not parallel_tool_calls), "tool_choice")
+    return offered
 
 
 def guide_of(form: Form, field: str) -> GuidedDecodingParams:

@@ -34,13 +34,18 @@ class ToolParser(Protocol):
 
 
 def make_tool_parser(
-    name: str, tools: list[Tool], new_id: Callable[[], str] | None = None, *, at_start_only: bool = False
+    name: str,
+    tools: list[Tool],
+    new_id: Callable[[], str] | None = None,
+    *,
+    at_start_only: bool = False,
+    is_forced: bool = False,
 ) -> ToolParser:
-    """A parser for one choice. `new_id` makes the calls' ids. `at_start_only`: see CallMachine. Raises
-    ConfigurationError if there is no such parser."""
+    """A parser for one choice. `new_id` makes the calls' ids. `at_start_only`: see CallMachine. `is_forced`: whether
+    the text follows a grammar that leaves nothing but calls. Raises ConfigurationError if there is no such parser."""
     if name != FORCED and name not in NAMES:
         raise ConfigurationError(f"there is no tool parser {name}: choose one of {', '.join(NAMES)}")
-    make = ForcedMachine if name == FORCED else CallMachine
+    make = ForcedMachine if is_forced else CallMachine
     return make(syntax_of(name), tools, new_id or new_id_maker(name), at_start_only=at_start_only)
 
 

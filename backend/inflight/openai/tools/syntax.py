@@ -107,6 +107,8 @@ class CallSyntax:
     """Stands between an end and the next beginning; None = nothing follows calls."""
     is_bare: bool = False
     """Whether a text that is calls alone may have no beginning."""
+    in_messages: bool = False
+    """Whether all of the output is messages, and calls are some of them: their headers as channels.py hands them on."""
     within_text: tuple[str, ...] = ()
     """Beginnings of a call without a tag by which it is known behind other text."""
 

@@ -106,8 +106,16 @@ def _grammar(params: GuidedDecodingParams) -> xgrammar.Grammar:
 def _free(reasoning: Reasoning) -> xgrammar.Grammar:
     """Any text up to the closing tag, and whitespace; it may be left out unless it was begun by the prompt."""
     begin = "" if reasoning.is_open else reasoning.opening
-    thought = {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": reasoning.closing}
-    space = {"type": "regex", "pattern": rf"[ \t\n\r]{{0,{MAX_WHITESPACE}}}"}
-    whole = {"type": "sequence", "elements": [thought, space]}
-    form = whole if reasoning.is_open else {"type": "optional", "content": whole}
+    free = {"type": "any_text", "excludes": list(reasoning.excludes)}
+    thought = {"type": "tag", "begin": begin, "content": free, "end": reasoning.closing}
+    if reasoning.before_answer:
+        behind, before = (
+            {"type": "const_string", "value": text} for text in (reasoning.behind, reasoning.before_answer)
+        )
+        several = {"type": "star", "content": {"type": "sequence", "elements": [thought, behind]}}
+        form: dict[str, object] = {"type": "sequence", "elements": [several, before]}
+    else:
+        space = {"type": "regex", "pattern": rf"[ \t\n\r]{{0,{MAX_WHITESPACE}}}"}
+        whole: dict[str, object] = {"type": "sequence", "elements": [thought, space]}
+        form = whole if reasoning.is_open else {"type": "optional", "content": whole}
     return xgrammar.Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": form}))

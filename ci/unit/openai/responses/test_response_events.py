@@ -227,7 +227,8 @@ def test_items_do_not_depend_on_how_text_is_cut(pieces: list[str], random: Rando
     parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
     tool = Tool(name="ping")
     format = ChatFormat(
-        make_tool_parser=lambda: make_tool_parser("hermes", [tool]), reasoning_tags=REASONING_TAGS["qwen3"]
+        make_tool_parser=lambda: make_tool_parser("hermes", [tool]),
+        make_splitter=REASONING_TAGS["qwen3"].splitter_maker(""),
     )
     whole, cut, frames = Output(format), Output(format), EventFrames()
     whole.add(text, [])

@@ -119,6 +119,7 @@ CALLS: dict[str, tuple[str, str, str]] = {
     ),
     "internlm": ("<|action_start|><|plugin|>" + raw("\n"), PARAMETERS, "<|action_end|>"),
     "longcat": ("", f"<longcat_tool_call>{raw(chr(10))}{NAMED}{raw(chr(10))}</longcat_tool_call>", ""),
+    "harmony": ("", " to=functions.{{ f.name }}<|channel|>commentary json<|message|>" + JSON + "<|call|>", ""),
 }  # fmt: skip
 """What stands before the calls, a call, and what stands behind them."""
 
