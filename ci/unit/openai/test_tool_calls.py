@@ -258,6 +258,19 @@ def test_a_forced_call_that_is_cut_returns_what_it_has(
     assert answer["finish_reason"] == "length" and not answer["message"]["content"]
 
 
+def test_what_a_forced_calls_schema_says_beyond_a_grammar_is_refused_or_named(running: Running) -> None:
+    """As the tool is strict or not."""
+    cities = {"city": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}
+    tool = {**WEATHER, "function": {"name": "weather", "parameters": {"type": "object", "properties": cities}}}
+    param, message = error(running, tools=[strict(tool)], tool_choice="required")
+    assert param == "tool_choice" and "uniqueItems" in message
+    running.engine.script = say('[{"name": "weather", "parameters": {"city": ["a", "a"]}}]')
+    response = running.post(CHATS, {**CHAT, "tools": [tool], "tool_choice": "required"})
+    (left_out,) = response.json()["guide_not_enforced"]
+    assert left_out["keyword"] == "uniqueItems" and left_out["pointer"].endswith("/properties/city")
+    assert "uniqueItems" in response.headers["inflight-guide-not-enforced"]
+
+
 def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
     functions = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": functions}}

@@ -25,8 +25,10 @@ def forced_call_guide(
 
         [{"name": "f", "parameters": {…}}, {"name": "g", "parameters": {…}}]
     """
-    calls = [json_call(tool, "parameters", schema_of(tool.schema)) for tool in offered_tools(tools, name)]
-    return guide_of(call_list(calls, is_one=name is not None or not parallel_tool_calls), "tool_choice")
+    offered = offered_tools(tools, name)
+    calls = [json_call(tool, "parameters", schema_of(tool.schema)) for tool in offered]
+    form = call_list(calls, is_one=name is not None or not parallel_tool_calls)
+    return guide_of(form, "tool_choice", is_strict=any(tool.strict for tool in offered))
 
 
 def offered_tools(tools: list[Tool], name: str | None) -> list[Tool]:
@@ -38,15 +40,16 @@ def offered_tools(tools: list[Tool], name: str | None) -> list[Tool]:
     return offered
 
 
-def guide_of(form: Form, field: str) -> GuidedDecodingParams:
-    """The grammar that the engine is asked for. `field`: of the request, that wants it. Raises InvalidRequest."""
+def guide_of(form: Form, field: str, *, is_strict: bool = True) -> GuidedDecodingParams:
+    """The grammar that the engine is asked for. `field`: of the request, that wants it. `is_strict`: whether its
+    schemas are followed exactly or refused. Raises InvalidRequest."""
     guide = json.dumps({"type": "structural_tag", "format": form}, ensure_ascii=False, separators=(",", ":"))
     num_bytes = len(guide.encode("utf-8", "surrogatepass"))
     if num_bytes > MAX_JSON_GUIDE_BYTES:
         raise InvalidRequest(
             f"{field} needs a grammar of {num_bytes} bytes for the tools' parameters, more than {MAX_JSON_GUIDE_BYTES}"
         )
-    params = GuidedDecodingParams(guide_type=GuideType.STRUCTURAL_TAG, guide=guide)
+    params = GuidedDecodingParams(guide_type=GuideType.STRUCTURAL_TAG, guide=guide, is_strict=is_strict)
     params.validate()
     return params
 

@@ -33,9 +33,10 @@ def forced_message_guide(
     tools: list[Tool], *, name: str | None = None, parallel_tool_calls: bool = True
 ) -> GuidedDecodingParams:
     """As forced_call_guide, in messages."""
-    offered = [structs.replace(tool, strict=True) for tool in offered_tools(tools, name)]
-    is_one = name is not None or not parallel_tool_calls
-    return guide_of(sequence(_before(speaks=False), _calls(offered, is_one=is_one)), "tool_choice")
+    offered = offered_tools(tools, name)
+    held = [structs.replace(tool, strict=True) for tool in offered]
+    form = sequence(_before(speaks=False), _calls(held, is_one=name is not None or not parallel_tool_calls))
+    return guide_of(form, "tool_choice", is_strict=any(tool.strict for tool in offered))
 
 
 def _before(*, speaks: bool) -> Form:
