@@ -10,6 +10,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
+from msgspec import structs
 
 from inflight.guided_decoding import GuidedDecodingParams, GuideType, Reasoning, WhiteSpace
 from inflight.guides.lark.client_lark import START, read_lark
@@ -25,6 +26,7 @@ from inflight.guides.lark.expression import (
     Sequence,
     Text,
     Until,
+    Without,
     optional,
 )
 from inflight.guides.lark.lexemes import first_mask
@@ -106,13 +108,36 @@ def _written(params: GuidedDecodingParams, schemas: _Schemas) -> str:
 
 
 def _behind(reasoning: Reasoning, answer: Node) -> Node:
-    """The answer behind a thought. Free text that an answer begins with has the white space before it, too; and where
-    a thought may be left out, it has the thought: no lexer tells where that ends, so what such an answer holds about
-    calls of tools holds within the thought as well."""
+    """The answer behind a thought. Free text that an answer begins with has the white space before it, too. Where a
+    thought may be left out, such text without one does not hold the tag that would begin it. If an answer begins with
+    free text in another way, it has the thought: what it holds about calls of tools holds within the thought as well.
+    """
     is_free = first_mask(answer) & ANY_CHARACTER == ANY_CHARACTER
     if is_free and not reasoning.is_open:
-        return answer
+        alone = _without(reasoning.opening, answer)
+        begun = _thought(structs.replace(reasoning, is_open=True), with_space=False)
+        return answer if alone is None else Either((Sequence((Text(reasoning.opening), begun, answer)), alone))
     return Sequence((_thought(reasoning, with_space=not is_free), answer))
+
+
+def _without(text: str, answer: Node) -> Node | None:
+    """The answer without `text` in the free text that it begins with; None if it does not begin with that alone."""
+    if isinstance(answer, Until):
+        return Until(answer.mark, answer.stops | {text})
+    if isinstance(answer, Without):
+        return Without(answer.stops | {text})
+    if isinstance(answer, Either):
+        ways = [_without(text, part) for part in answer.parts]
+        able = tuple(way for way in ways if way is not None)
+        return Either(able) if len(able) == len(ways) else None
+    if not isinstance(answer, Sequence) or not answer.parts:
+        return None
+    first, *rest = answer.parts
+    if isinstance(first, Repeat) and rest and (first.low, first.high) == (0, None):
+        last = rest[0] if len(rest) == 1 else Sequence(tuple(rest))
+        return _without(text, Either((Sequence((first.part, *answer.parts)), last)))
+    begun = _without(text, first)
+    return None if begun is None else Sequence((begun, *rest))
 
 
 def _grammar(params: GuidedDecodingParams, schemas: _Schemas) -> Grammar:

@@ -62,6 +62,16 @@ def test_a_reasoning_that_the_prompt_began_must_end() -> None:
     assert not guided.takes("{}") and not guided.takes("<think>") and guided.begins("<think>")
 
 
+@pytest.mark.parametrize("is_looped", [True, False])
+def test_tags_in_free_text_hold_behind_a_reasoning_and_not_within(is_looped: bool) -> None:
+    rules = [["<call>", {"type": "regex", "pattern": "[0-9]"}]]
+    guide = json.dumps({"type": "structural_tag", "format": {"type": "dispatch", "rules": rules, "loop": is_looped}})
+    guided = acceptance(GuideType.STRUCTURAL_TAG, guide, reasoning=Reasoning(opening="<think>", closing="</think>"))
+    free = ("", "so", "<thi", "so <call>1", "<think><call>x</think> so", "<think></think><call>1")
+    assert all(map(guided.takes, free)) and guided.takes("<call>1<think>") is is_looped
+    assert not any(map(guided.takes, ("<call>x", "<think>so", "so <think>", "<think></think><call>x")))
+
+
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_guide_that_does_harm_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest) as refused:

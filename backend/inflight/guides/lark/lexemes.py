@@ -347,13 +347,20 @@ def _are_told_apart(one: Node, other: Node) -> bool:
         return _are_free_of_prefixes((*texts, *others)) and not set(texts) & set(others)
     if isinstance(one, (Until, Without)) and isinstance(other, (Until, Without)):
         return one.stops == other.stops
-    return False
+    return _ends_at(one, other) or _ends_at(other, one)
+
+
+def _ends_at(free: Node, other: Node) -> bool:
+    """Whether free text holds a text nowhere: what has read that is no free text, and what goes on otherwise is."""
+    return isinstance(free, (Until, Without)) and isinstance(other, Text) and other.value in free.stops
 
 
 def _may_be_equal(one: Node, other: Node) -> bool:
     """Whether both may read the same text."""
     if isinstance(one, (Until, Without)) and isinstance(other, (Until, Without)):
         return one == other
+    if _ends_at(one, other) or _ends_at(other, one):
+        return False
     texts, others = _texts(one), _texts(other)
     return texts is None or others is None or bool(set(texts) & set(others))
 
