@@ -7,6 +7,7 @@ unions. Schemas of items and properties stay as they are, as claims.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -212,8 +213,17 @@ class Object:
 
 
 Fact = Null | Boolean | Number | String | Array | Object
-ANY: tuple[Fact, ...] = (Null(), Boolean(), Number(), String(), Array(), Object())
+Union_ = tuple[Fact, ...]
+ANY: Union_ = (Null(), Boolean(), Number(), String(), Array(), Object())
 
 
 def least(a: int | None, b: int | None) -> int | None:
     return b if a is None else a if b is None else min(a, b)
+
+
+def without(type_name: str, *kept: Fact) -> Union_:
+    return (*(fact for fact in ANY if fact.type != type_name), *kept)
+
+
+def either(unions: Iterable[Union_]) -> Union_:
+    return tuple(dict.fromkeys(fact for union in unions for fact in union))

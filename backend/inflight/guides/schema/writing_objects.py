@@ -1,0 +1,174 @@
+"""Facts about objects, written as schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher
+
+from inflight.guides.schema.facts import Claim, Object, Rest, String
+from inflight.guides.schema.patterns import exactly
+
+if TYPE_CHECKING:
+    from inflight.guides.schema.writing import Schema, Writing
+
+MAX_OPTIONAL = 400
+"""Properties of an object that may be left out: the library reads each of them as one that may come next, and stops at
+2,000 of its readings (PARSER_LIMITS)."""
+MAX_PATTERNS = 8
+"""Patterns of the properties of one object."""
+MAX_MATCHES = 64
+"""Names of properties that are held against patterns, in one guide."""
+
+
+def write_object(writing: Writing, fact: Object) -> Iterator[Schema]:
+    if fact.names:
+        fact = _named(writing, fact)
+    if writing.closes_objects and fact.named and not fact.rests and not fact.patterned:
+        rest = Rest(frozenset(name for name, _ in fact.named), (), writing.expansion.nothing)
+        fact = replace(fact, rests=(rest,))
+    names = dict.fromkeys(name for name, _ in fact.named)
+    names |= dict.fromkeys(fact.required)
+    for rest in fact.rests:
+        names |= dict.fromkeys(sorted(rest.names))
+    patterns = tuple(dict.fromkeys([p for p, _ in fact.patterned] + [p for r in fact.rests for p in r.patterns]))
+    writing.num_matched += len(names) * len(patterns)
+    if len(patterns) > MAX_PATTERNS or writing.num_matched > MAX_MATCHES:
+        raise writing.refusal("has too many patterns of properties, or too many names beside", "patternProperties")
+    properties: dict[str, Schema] = {}
+    for name in names:
+        claims = {claim for named, claim in fact.named if named == name}
+        claims |= {claim for pattern, claim in fact.patterned if matches(pattern, name)}
+        for rest in fact.rests:
+            if name not in rest.names and not any(matches(pattern, name) for pattern in rest.patterns):
+                claims.add(rest.claim)
+        properties[name] = writing.write(frozenset(claims))
+        if properties[name] is False and name in fact.required:
+            yield False
+            return
+    schema: dict[str, Any] = {"type": "object"}
+    if len(patterns) > 1 and not disjoint(patterns):
+        raise writing.refusal("has patterns of properties that one name can match", "patternProperties")
+    if patterns:
+        schema["patternProperties"] = {
+            pattern: writing.write(
+                frozenset(claim for own, claim in fact.patterned if own == pattern)
+                | frozenset(rest.claim for rest in fact.rests if pattern not in rest.patterns)
+            )
+            for pattern in patterns
+        }
+    others = writing.write(frozenset(rest.claim for rest in fact.rests))
+    if others is False and patterns:
+        # A pattern without values says nothing more, but the library holds listed properties against it, too.
+        left = {pattern: one for pattern, one in schema["patternProperties"].items() if one is not False}
+        patterns = tuple(left)
+        del schema["patternProperties"]
+        schema |= {"patternProperties": left} if left else {}
+    if others is not True:
+        schema["additionalProperties"] = others
+    yield from _sized(writing, schema, properties, fact, others is False and not patterns)
+
+
+def _sized(
+    writing: Writing, schema: dict[str, Any], properties: dict[str, Schema], fact: Object, is_closed: bool
+) -> Iterator[Schema]:
+    """With the numbers of properties: llguidance counts where all those that are listed are required."""
+    allowed = [name for name, value in properties.items() if value is not False]
+    required = list(fact.required)
+    fewest, most = fact.fewest, fact.most
+    if len(required) >= fewest:
+        fewest = 0
+    if is_closed and most is not None and len(allowed) <= most:
+        most = None
+    if is_closed and len(allowed) < fewest:
+        return
+    optional = [name for name in allowed if name not in required]
+    if len(optional) > MAX_OPTIONAL:
+        raise writing.refusal(f"has more than {MAX_OPTIONAL} properties that may be left out", "properties")
+    if not fewest and most is None:
+        yield _listed(writing, schema, properties, required)
+        return
+    if len(optional) > 9:
+        raise writing.refusal(
+            "counts properties of which more than 9 are optional", "minProperties" if fewest else "maxProperties"
+        )
+    for count in range(len(optional) + 1):
+        for chosen in combinations(optional, count):
+            present = [name for name in allowed if name in required or name in chosen]
+            if (most is not None and len(present) > most) or (is_closed and len(present) < fewest):
+                continue
+            absent = [name for name in properties if name not in present]
+            if absent and not is_closed:
+                raise writing.refusal(
+                    "counts properties beside optional ones", "minProperties" if fewest else "maxProperties"
+                )
+            made = _listed(writing, schema, {name: properties[name] for name in present}, present)
+            if not is_closed and fewest:
+                made["minProperties"] = fewest
+            if not is_closed and most is not None:
+                made["maxProperties"] = most
+            yield made
+
+
+def _listed(
+    writing: Writing, schema: dict[str, Any], properties: dict[str, Schema], required: list[str]
+) -> dict[str, Any]:
+    made = {"type": "object"}
+    if properties:
+        made["properties"] = properties  # type: ignore[assignment]
+    return {**made, **schema, **({"required": required} if required else {})}
+
+
+def _named(writing: Writing, fact: Object) -> Object:
+    """`fact` without `propertyNames`: their strings are listed, or are a pattern."""
+    nothing = writing.expansion.nothing
+    kept = replace(fact, names=())
+    facts = [f for f in writing.expansion.all_of(fact.names) if isinstance(f, String)]
+    if not facts:
+        return replace(kept, rests=(*kept.rests, Rest(frozenset(), (), nothing)))
+    if len(facts) == 1 and facts[0] == String():
+        return kept
+    listed = [name for name, _ in fact.named] + list(fact.required)
+    for name in listed:
+        claim = writing.expansion.value(name, writing.place)
+        if not writing.write(frozenset((*fact.names, claim))):
+            kept = replace(kept, named=(*kept.named, (name, nothing)))
+    if all(f.values is not None and not f.patterns + f.formats for f in facts):
+        names = frozenset(name for f in facts for name in f.values or ())
+        anything = tuple((name, Claim(replace(nothing.place, schema=True))) for name in sorted(names))
+        return replace(kept, named=(*kept.named, *anything), rests=(*kept.rests, Rest(names, (), nothing)))
+    one = facts[0]
+    if len(facts) > 1 or len(one.patterns) + len(one.formats) > 1 or one.formats or one.values:
+        raise writing.refusal("has rules of names that are not one pattern", "propertyNames")
+    pattern = one.patterns[0] if one.patterns else None
+    if pattern and (one.shortest or one.longest is not None or one.excluded):
+        raise writing.refusal("has rules of names that are not one pattern", "propertyNames")
+    if one.excluded:
+        forbidden = tuple((name, nothing) for name in sorted(one.excluded))
+        kept = replace(kept, named=(*kept.named, *forbidden))
+    if pattern is None and not one.shortest and one.longest is None:
+        return kept
+    pattern = pattern or f"^(?s:.{{{one.shortest},{'' if one.longest is None else one.longest}}})$"
+    return replace(kept, rests=(*kept.rests, Rest(frozenset(), (pattern,), nothing)))
+
+
+def compiles(schema: Schema) -> str:
+    """What llguidance says against `schema`. Empty: nothing."""
+    options = {"whitespace_flexible": False}
+    text = json.dumps({**schema, "x-guidance": options} if isinstance(schema, dict) else schema)
+    return LLMatcher.validate_grammar(f'%llguidance {{"no_forcing": true}}\nstart: %json {text}')
+
+
+@lru_cache(4096)
+def matches(pattern: str, name: str) -> bool:
+    """Whether the property name `name` matches `pattern`, by the engine that enforces it."""
+    return not disjoint((pattern, exactly([name])))
+
+
+def disjoint(patterns: tuple[str, ...]) -> bool:
+    return not compiles({"type": "object", "patternProperties": {pattern: True for pattern in patterns}})
