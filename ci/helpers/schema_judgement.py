@@ -10,7 +10,7 @@ from typing import Any
 
 from grammar_acceptance import Acceptance
 from llguidance import LLMatcher
-from schema_corpus import Case, escaped, texts
+from schema_corpus import Case, escaped, texts, with_integers
 
 from inflight.guided_decoding import WhiteSpace
 from inflight.guides.lark.expression import Grammar, Json
@@ -18,7 +18,7 @@ from inflight.guides.lark.writer import write_lark
 from inflight.guides.limits import PARSER_LIMITS
 from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema import prepare_schema
-from inflight.guides.translate import ESCAPES, SPACING, byte_tokenizer
+from inflight.guides.translate import SPACING, byte_tokenizer
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,12 @@ def grammar_of(schema: Any) -> str:
     """Of exactly the values that follow the schema: none is left out that the schema merely does not name. Raises
     GuideRefused."""
     prepared = prepare_schema(schema, is_strict=True, closes_objects=False)
-    made = prepared.schema if isinstance(prepared.schema, dict) else {}
-    whole = {**made, "x-guidance": {**SPACING[WhiteSpace.DUMPS], **ESCAPES}}
-    return write_lark(Grammar(Json(json.dumps(whole), first=0, further=0)))
+    return write_lark(Grammar(Json(prepared.written(SPACING[WhiteSpace.DUMPS]), first=0, further=0)))
 
 
 def judge(case: Case) -> Judgement:
-    """A valid value is taken if one order of its keys is; of an invalid one no order may be, and no way to write it."""
+    """A valid value is taken if one order of its keys is, with its whole numbers as they come or as integers; of an
+    invalid one no order may be, and no way to write it."""
     try:
         written_grammar = grammar_of(case.schema)
         _check(written_grammar)
@@ -50,13 +49,17 @@ def judge(case: Case) -> Judgement:
     grammar = Acceptance(written_grammar)
     accepted, rejected = [], []
     for value in case.invalid:
-        written = texts(value, case.schema)
+        written = _spellings(value, case.schema)
         if any(map(grammar.takes, (*written, *map(escaped, written)))):
             accepted.append(value)
     for value in case.valid:
-        if not any(map(grammar.takes, texts(value, case.schema))):
+        if not any(map(grammar.takes, _spellings(value, case.schema))):
             rejected.append(value)
     return Judgement(accepted=tuple(accepted), rejected=tuple(rejected))
+
+
+def _spellings(value: Any, schema: Any) -> tuple[str, ...]:
+    return *texts(value, schema), *texts(with_integers(value), schema)
 
 
 def _check(grammar: str) -> None:

@@ -46,9 +46,6 @@ SPACING: dict[WhiteSpace, dict[str, Any]] = {
     WhiteSpace.COMPACT: {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
     WhiteSpace.FREE: {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\n\r]{0,8}"},
 }
-ESCAPES = {"json_allowed_escapes": '"\\\\bfnrt'}
-"""The library's option: without `u` a name has one spelling only. With it `"\\u0061"` is no known `a` to the library,
-and would be taken for another property."""
 FIRST = {"object": "{", "array": "[", "string": '"', "boolean": "tf", "null": "n", "number": "-0123456789"}
 """Characters that a JSON text begins with, by its type."""
 NUMBER_GOES_ON = "0123456789.eE+-"
@@ -95,9 +92,8 @@ class _Schemas:
             raise (refused.within(pointer) if pointer else refused) from None
         self.not_enforced += [(pointer + at, keyword) for at, keyword in prepared.not_enforced]
         first, further = _edges(prepared.schema)
-        spacing = SPACING[WhiteSpace.COMPACT if is_compact else self._params.white_space]
-        whole = {**(prepared.schema if isinstance(prepared.schema, dict) else {}), "x-guidance": {**spacing, **ESCAPES}}
-        return Json(json.dumps(whole), first, further)
+        whole = prepared.written(SPACING[WhiteSpace.COMPACT if is_compact else self._params.white_space])
+        return Json(whole, first, further)
 
 
 def _written(params: GuidedDecodingParams, schemas: _Schemas) -> str:

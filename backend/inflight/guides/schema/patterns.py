@@ -18,6 +18,10 @@ _COUNT = re.compile(r"\{(\d+)(,(\d*))?\}")
 _FIXED = {"u": re.compile(r"[0-9A-Fa-f]{4}"), "x": re.compile(r"[0-9A-Fa-f]{2}")}
 _BRACED = re.compile(r"u\{([0-9A-Fa-f]{1,6})\}")
 _PROPERTY = re.compile(r"[pP]\{([A-Za-z_=]+)\}")
+NUMBERED = re.compile(r"[\x00-\x07\x0B\x0E-\x1F\x7F]")
+"""Characters that JSON writes by their numbers alone."""
+NUMBERED_CODE = re.compile(r"\\x\{([0-7BEF]|1[0-9A-F]|7F)\}")
+"""Such a one in a regular expression."""
 MAX_REPEATS = 2_000
 """Highest count of a repetition."""
 

@@ -14,6 +14,7 @@ from inflight.guides.schema.writing import Writing
 
 MAX_BYTES = 1 << 17
 """Of the schema that is made."""
+ESCAPES = '"\\\\bfnrt'
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,13 @@ class Prepared:
     """What `%json` of llguidance takes."""
     not_enforced: tuple[tuple[str, str], ...]
     """JSON pointer and keyword of what the schema asks and the grammar does not enforce; empty when strict."""
+    escapes: str
+    """Characters that may stand behind a backslash: the option `json_allowed_escapes` of llguidance."""
+
+    def written(self, spacing: dict[str, Any]) -> str:
+        """The schema's text, with llguidance's options."""
+        options = {**spacing, "json_allowed_escapes": self.escapes}
+        return json.dumps({**(self.schema if isinstance(self.schema, dict) else {}), "x-guidance": options})
 
 
 def prepare_schema(
@@ -59,7 +67,18 @@ def prepare_schema(
         result = {**made, "$defs": writing.definitions}
     if len(json.dumps(result)) > MAX_BYTES:
         raise GuideRefused(f"needs more than {MAX_BYTES} bytes")
-    return Prepared(result, tuple(dropped))
+    return Prepared(result, tuple(dropped), _escapes(writing))
+
+
+def _escapes(writing: Writing) -> str:
+    """With `u`, for the characters that JSON writes by their numbers alone, if no object has names of its own beside
+    others: the library holds `"\\u0061"` for another name than `a`, and so for one of the others. Without `u` it leaves
+    such characters out of constants, which would be others then: raises GuideRefused if there are any."""
+    if not writing.has_known_among_others:
+        return f"{ESCAPES}u"
+    if writing.numbered is not None:
+        raise writing.numbered
+    return ESCAPES
 
 
 def _check_ends(root: dict[str, Any], definitions: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema.expansion import MAX_ALTERNATIVES, MAX_INTEGER, Expansion
 from inflight.guides.schema.facts import Array, Boolean, Claim, Fact, Null, Number, String
-from inflight.guides.schema.patterns import anything_but
+from inflight.guides.schema.patterns import NUMBERED, NUMBERED_CODE, anything_but
 from inflight.guides.schema.writing_arrays import counted, write_array
 from inflight.guides.schema.writing_objects import write_object
 
@@ -33,6 +33,10 @@ class Writing:
         self.place = ""
         self._count = 0
         self.num_matched = 0
+        self.has_known_among_others = False
+        """Whether an object has names with schemas of their own, and others."""
+        self.numbered: GuideRefused | None = None
+        """What is said if a text cannot be written for its characters that JSON writes by their numbers alone."""
 
     def write(self, claims: frozenset[Claim]) -> Schema:
         claims = frozenset(c for c in claims if c.place.schema is not c.holds)
@@ -130,6 +134,9 @@ class Writing:
 
     def string(self, fact: String) -> Schema:
         patterns = fact.patterns
+        if any(map(NUMBERED.search, fact.values or ())) or any(map(NUMBERED_CODE.search, patterns)):
+            what = "has control characters in a text, beside objects with known names among others"
+            self.numbered = self.refusal(what, "enum" if fact.values else "pattern")
         if fact.excluded:
             if max(len(text) for text in fact.excluded) > MAX_EXCLUDED:
                 raise self.refusal(f"excludes text longer than {MAX_EXCLUDED} characters", "not")

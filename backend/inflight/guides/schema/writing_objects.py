@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher
 
 from inflight.guides.schema.facts import Claim, Object, Rest, String
-from inflight.guides.schema.patterns import exactly
+from inflight.guides.schema.patterns import NUMBERED, exactly
 
 if TYPE_CHECKING:
     from inflight.guides.schema.writing import Schema, Writing
@@ -71,6 +71,9 @@ def write_object(writing: Writing, fact: Object) -> Iterator[Schema]:
         schema |= {"patternProperties": left} if left else {}
     if others is not True:
         schema["additionalProperties"] = others
+    writing.has_known_among_others |= others is not False and bool(names or patterns)
+    if patterns and any(map(NUMBERED.search, names)):
+        raise writing.refusal("has a name with control characters beside patterns of names", "patternProperties")
     yield from _sized(writing, schema, properties, fact, others is False and not patterns)
 
 

@@ -23,6 +23,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "formats/format uri-template": ("", "format"),
     "objects/patternProperties that overlap": ("", "patternProperties"),
     "people/pydantic's constraints": ("/properties/tags", "uniqueItems"),
+    "strings/constant with a control character, beside an open object": ("", "enum"),
     "strings/pattern with look-ahead": ("", "pattern"),
     "strings/pattern with look-behind": ("", "pattern"),
     "strings/pattern with a backreference": ("", "pattern"),
@@ -36,8 +37,7 @@ REJECTED: dict[str, tuple[str, ...]] = {
         "1e-06",
         "5e-06",
     ),  # a number with bounds has no exponent
-    # Characters that JSON writes by their numbers alone: such escapes are not generated.
-    "strings/strings with every escape": ('"\\u0000\\u001f"', '"\\u007f"'),
+    "strings/strings with every escape": ('"\\u007f"',),  # written as an escape only
 }
 """Schema -> texts of the valid values that its grammar leaves out."""
 MAX_REJECTED = 0.01
@@ -98,7 +98,8 @@ def test_keys_are_written_in_the_order_of_properties() -> None:
 
 
 def test_a_folder_of_the_official_suites_form_is_read(tmp_path: Path) -> None:
-    tests = [{"data": 1, "valid": True}, {"data": "x", "valid": False}, {"data": None, "valid": False}]
+    said = ((1, True, "an integer"), ("x", False, "text"), (None, False, "null"), (2.5, True, "is only an annotation"))
+    tests = [{"data": data, "valid": is_valid, "description": what} for data, is_valid, what in said]
     group = {"description": "integers", "schema": {"type": "integer"}, "tests": tests}
     (tmp_path / "optional").mkdir()
     (tmp_path / "optional" / "type.json").write_text(json.dumps([group]))
