@@ -56,6 +56,6 @@ def read_scalar(expansion: Expansion, place: Place, key: str, value: Any, holds:
         if not holds:
             raise refusal("cannot be negated", place, key)
         if value in formats.PATTERNS:
-            return without("string", String(patterns=(formats.PATTERNS[value],)))
+            return without("string", String(patterns=formats.PATTERNS[value]))
         return without("string", String(formats=(value,)))
     return None

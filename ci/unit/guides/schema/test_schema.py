@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "look-ahead": ({"properties": {"a": {"pattern": "(?=b)c"}}}, "/properties/a", "pattern"),
     "back reference": ({"pattern": "(a)\\1"}, "", "pattern"),
     "anchor within": ({"pattern": "a$b"}, "", "pattern"),
-    "format": ({"items": {"format": "uri-template"}}, "/items", "format"),
+    "format": ({"items": {"format": "regex"}}, "/items", "format"),
     "misspelt": ({"type": "integer", "minimun": 3}, "", "minimun"),
     "not a type": ({"type": "int"}, "", "type"),
     "absent document": ({"$ref": "http://a.example/b"}, "", "$ref"),
