@@ -171,10 +171,10 @@ class _Reader:
         return Either(tuple(self.form(each, f"{at}/elements/{place}", ()) for place, each in enumerate(elements)))
 
     def _tag(self, form: Form, at: str, ends: tuple[str, ...]) -> Node:
-        return self._begun(form, at, _text(form, "begin", at))
+        return Sequence((Text(_text(form, "begin", at)), self._behind_begin(form, at)))
 
-    def _begun(self, form: Any, at: str, begin: str) -> Node:
-        """A tag of which `begin` is still to come."""
+    def _behind_begin(self, form: Any, at: str) -> Node:
+        """A tag's content and end."""
         if not isinstance(form, dict) or form.get("type", "tag") != "tag":
             raise GuideRefused("needs a tag", pointer=at, keyword="type")
         unknown = sorted(form.keys() - FIELDS["tag"] - {"type"})
@@ -186,8 +186,7 @@ class _Reader:
         marks = _texts(form, "end", at) if isinstance(end, list) else (_text(form, "end", at),)
         if not marks:
             raise GuideRefused("needs an end", pointer=at, keyword="end")
-        content = self.form(form.get("content"), f"{at}/content", marks if any(marks) else ())
-        return Sequence((Text(begin), content))
+        return self.form(form.get("content"), f"{at}/content", marks if any(marks) else ())
 
     def _triggered_tags(self, form: Form, at: str, ends: tuple[str, ...]) -> Node:
         triggers = _texts(form, "triggers", at)
@@ -202,8 +201,9 @@ class _Reader:
                 raise GuideRefused(
                     "needs a tag that begins with exactly one of the triggers", pointer=inner, keyword="begin"
                 )
-            rules[fitting[0]].append(self._begun(each, inner, begin[len(fitting[0]) :]))
-            whole.append(self._begun(each, inner, begin))
+            content = self._behind_begin(each, inner)
+            rules[fitting[0]].append(Sequence((Text(begin[len(fitting[0]) :]), content)))
+            whole.append(Sequence((Text(begin), content)))
         for trigger, nodes in rules.items():
             if not nodes:
                 raise GuideRefused(f"has the trigger {trigger[:40]!r} without a tag", pointer=at, keyword="triggers")
@@ -249,7 +249,8 @@ class _Reader:
         made = []
         for place, each in enumerate(tags):
             inner = f"{at}/tags/{place}"
-            made.append(self._begun(each, inner, _text(each, "begin", inner) if isinstance(each, dict) else ""))
+            begin = _text(each, "begin", inner) if isinstance(each, dict) else ""
+            made.append(Sequence((Text(begin), self._behind_begin(each, inner))))
         one: Node = Either(tuple(made))
         if not _is(form, "stop_after_first", False, at):
             one = Sequence((one, Repeat(Sequence((Text(_text(form, "separator", at)), one)))))

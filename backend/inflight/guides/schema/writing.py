@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from inflight.guides.refusal import GuideRefused
@@ -105,16 +106,18 @@ class Writing:
             return
         if fact.is_fractional:
             self.expansion.drop(self.refusal("excludes integers among numbers", "not"))
-        for value in sorted(fact.excluded):
-            if replace(fact, excluded=frozenset()).takes(value):
-                below = replace(fact, excluded=frozenset(v for v in fact.excluded if v < value))
-                below = replace(below, high=value, is_high_open=True)
-                above = replace(fact, excluded=frozenset(v for v in fact.excluded if v > value))
-                above = replace(above, low=value, is_low_open=True)
-                for part in (below, above):
-                    if (merged := part.merged(Number())) is not None:
-                        yield from self.number(merged)
-                return
+        free = replace(fact, excluded=frozenset())
+        cuts = [value for value in sorted(fact.excluded) if free.takes(value)]
+        for low, high in pairwise((None, *cuts, None)):
+            part = free.merged(Number(low, high, is_low_open=low is not None, is_high_open=high is not None))
+            if part is not None:
+                yield from self.range(part)
+
+    def range(self, fact: Number) -> Iterator[Schema]:
+        """Of numbers without exceptions."""
+        if fact.values is not None:
+            yield {"enum": [self.plain(value, "enum") for value in sorted(fact.values)]}
+            return
         schema: dict[str, Any] = {"type": "integer" if fact.is_integer else "number"}
         low, high, low_open, high_open = fact.low, fact.high, fact.is_low_open, fact.is_high_open
         if fact.is_integer:
