@@ -94,6 +94,10 @@ def hostile_guides() -> dict[str, GuidedDecodingParams]:
         ),
         "many negations": _schema({"not": {"not": {"not": {"not": {"not": {"enum": list(range(500))}}}}}}),
         "multiples beyond reason": _schema({"type": "number", "multipleOf": 1e-300, "minimum": 0, "maximum": 1e300}),
+        "multiples of a large number": _schema({"type": "integer", "multipleOf": 123456789}),
+        "multiples of a large number between bounds": _schema(
+            {"type": "number", "multipleOf": 10**7, "minimum": -1.5, "maximum": 987654321}
+        ),
         "multiples of many": _schema(
             {"type": "integer", "allOf": [{"multipleOf": n} for n in (9973, 9967, 9949, 9941)]}
         ),

@@ -20,8 +20,6 @@ MAX_ALTERNATIVES = 1_000
 """Facts in one union."""
 MAX_WORK = 10_000
 """Merges of facts for one guide."""
-MAX_INTEGER = 2**53
-"""Numbers beyond are not exact in JSON (RFC 8259, 6)."""
 
 
 class Expansion:

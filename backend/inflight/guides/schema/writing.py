@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
-from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 from inflight.guides.refusal import GuideRefused
-from inflight.guides.schema.expansion import MAX_ALTERNATIVES, MAX_INTEGER, Expansion
+from inflight.guides.schema.expansion import MAX_ALTERNATIVES, Expansion
 from inflight.guides.schema.facts import Array, Boolean, Claim, Fact, Null, Number, String
 from inflight.guides.schema.patterns import NUMBERED, NUMBERED_CODE, anything_but
 from inflight.guides.schema.writing_arrays import counted, write_array
+from inflight.guides.schema.writing_numbers import write_number
 from inflight.guides.schema.writing_objects import write_object
 
 MAX_STATES = 2_000
@@ -83,7 +81,7 @@ class Writing:
         elif isinstance(fact, Boolean):
             yield {"type": "boolean"} if len(fact.values) == 2 else {"enum": sorted(fact.values)}
         elif isinstance(fact, Number):
-            yield from self.number(fact)
+            yield from write_number(self, fact)
         elif isinstance(fact, String):
             yield self.string(fact)
         elif isinstance(fact, Array):
@@ -91,49 +89,6 @@ class Writing:
                 yield from write_array(self, array)
         else:
             yield from write_object(self, fact)
-
-    def plain(self, number: Fraction, keyword: str) -> int | float:
-        if number.denominator == 1 and abs(number) <= MAX_INTEGER:
-            return int(number)
-        value = float(number) if abs(number) < MAX_INTEGER else 0.0
-        if Fraction(str(value)) != number or abs(value) < 1e-9:
-            raise self.refusal("has a number beyond what is exact", keyword)
-        return value
-
-    def number(self, fact: Number) -> Iterator[Schema]:
-        if fact.values is not None:
-            yield {"enum": [self.plain(value, "enum") for value in sorted(fact.values)]}
-            return
-        if fact.is_fractional:
-            self.expansion.drop(self.refusal("excludes integers among numbers", "not"))
-        free = replace(fact, excluded=frozenset())
-        cuts = [value for value in sorted(fact.excluded) if free.takes(value)]
-        for low, high in pairwise((None, *cuts, None)):
-            part = free.merged(Number(low, high, is_low_open=low is not None, is_high_open=high is not None))
-            if part is not None:
-                yield from self.range(part)
-
-    def range(self, fact: Number) -> Iterator[Schema]:
-        """Of numbers without exceptions."""
-        if fact.values is not None:
-            yield {"enum": [self.plain(value, "enum") for value in sorted(fact.values)]}
-            return
-        schema: dict[str, Any] = {"type": "integer" if fact.is_integer else "number"}
-        low, high, low_open, high_open = fact.low, fact.high, fact.is_low_open, fact.is_high_open
-        if fact.is_integer:
-            # Whole bounds, both inclusive: the library's own rounding is not asked.
-            low = None if low is None else Fraction(low.__floor__() + 1 if low_open else low.__ceil__())
-            high = None if high is None else Fraction(high.__ceil__() - 1 if high_open else high.__floor__())
-            low_open = high_open = False
-            if low is not None and high is not None and low > high:
-                return
-        if low is not None:
-            schema["exclusiveMinimum" if low_open else "minimum"] = self.plain(low, "minimum")
-        if high is not None:
-            schema["exclusiveMaximum" if high_open else "maximum"] = self.plain(high, "maximum")
-        if fact.step is not None:
-            schema["multipleOf"] = self.plain(fact.step, "multipleOf")
-        yield schema
 
     def string(self, fact: String) -> Schema:
         patterns = fact.patterns

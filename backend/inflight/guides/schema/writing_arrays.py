@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from inflight.guides.schema.expansion import MAX_ALTERNATIVES
 from inflight.guides.schema.facts import Array, Boolean, Claim, Null, Number, String, least
+from inflight.guides.schema.writing_numbers import plain
 
 if TYPE_CHECKING:
     from inflight.guides.schema.writing import Schema, Writing
@@ -92,7 +93,7 @@ def listed_values(writing: Writing, claims: frozenset[Claim]) -> list[Any] | Non
         elif isinstance(fact, Boolean):
             out += sorted(fact.values)
         elif isinstance(fact, Number) and fact.values is not None:
-            out += [writing.plain(value, "enum") for value in sorted(fact.values)]
+            out += [plain(writing, value, "enum") for value in sorted(fact.values)]
         elif isinstance(fact, Number) and fact.is_integer and fact.low is not None and fact.high is not None:
             if fact.high - fact.low > 8:
                 return None

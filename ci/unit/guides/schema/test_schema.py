@@ -214,6 +214,7 @@ HOSTILE: dict[str, Any] = {
     "counted properties": {"properties": {f"p{n}": True for n in range(40)}, "minProperties": 20},
     "unique items": {"type": "array", "items": {"enum": list(range(40))}, "uniqueItems": True},
     "contained items": {"contains": {"const": 1}, "minContains": 40},
+    "multiples": {"type": "integer", "allOf": [{"multipleOf": n} for n in (9973, 9967, 3)]},
 }
 
 
