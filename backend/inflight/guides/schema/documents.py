@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -31,6 +31,9 @@ class Place:
     base: str
     """URI that its references are relative to."""
     is_old: bool = False
+    scope: tuple[str, ...] = ()
+    """Base URIs of the resources that lead to it, the outermost first. Empty unless it decides what a dynamic reference
+    means."""
 
     def child(self, *steps: str | int) -> Any:
         """The value behind `steps`."""
@@ -47,10 +50,22 @@ class Documents:
         self.places: dict[str, Place] = {}
         self._roots: dict[str, str] = {"": ""}
         self._anchors: dict[tuple[str, str], str] = {}
-        self._dynamic: dict[str, list[str]] = {}
+        self._dynamic: dict[tuple[str, str], str] = {}
+        self._scoped: dict[tuple[str, tuple[str, ...]], Place] = {}
         self._root = root
         is_old = isinstance(root, dict) and any(draft in str(root.get("$schema", "")) for draft in OLD_DRAFTS)
         self._enter(root, "", "", 0, is_old)
+        names = [name for _, name in self._dynamic]
+        self._has_scopes = len(set(names)) < len(names)
+        self.root = self.within(self.places[""], ())
+
+    def within(self, place: Place, scope: tuple[str, ...]) -> Place:
+        """`place` as it is reached through `scope`."""
+        if not self._has_scopes:
+            return place
+        if place.base not in scope:
+            scope = (*scope, place.base)
+        return self._scoped.setdefault((place.pointer, scope), replace(place, scope=scope))
 
     def _enter(self, schema: Any, pointer: str, base: str, depth: int, is_old: bool) -> Place:
         if depth > MAX_DEPTH:
@@ -82,12 +97,11 @@ class Documents:
             if isinstance(name := schema.get(key), str):
                 self._anchors[base, name] = pointer
                 if key == "$dynamicAnchor":
-                    self._dynamic.setdefault(name, []).append(pointer)
+                    self._dynamic[base, name] = pointer
         return base
 
     def follow(self, place: Place, keyword: str) -> Place:
-        """The schema that `keyword` of `place` refers to. Raises GuideRefused where there is none in the guide, and
-        where several schemas have the dynamic anchor: which of them is meant depends on the path that leads there."""
+        """The schema that `keyword` of `place` refers to. Raises GuideRefused where there is none in the guide."""
         reference = place.schema[keyword]
         if not isinstance(reference, str):
             raise GuideRefused("has a reference that is no text", pointer=place.pointer, keyword=keyword)
@@ -104,9 +118,10 @@ class Documents:
             target = self._pointed(self._roots[uri] + fragment)
         else:
             target = self.places.get(self._anchors.get((uri, fragment), "-"))
-            is_dynamic = keyword == "$dynamicRef" and target and target.pointer in self._dynamic.get(fragment, [])
-            if is_dynamic and len(self._dynamic[fragment]) > 1:
-                raise GuideRefused("has a dynamic anchor more than once", pointer=place.pointer, keyword=keyword)
+            if keyword == "$dynamicRef" and target and self._dynamic.get((uri, fragment)) == target.pointer:
+                # The first resource on the way here that has the anchor (Core, 8.2.3.2).
+                outer = (self._dynamic[base, fragment] for base in place.scope if (base, fragment) in self._dynamic)
+                target = self.places[next(outer, target.pointer)]
         if keyword == "$recursiveRef" and len(self._roots) > 2:
             raise GuideRefused("has a recursive reference among documents", pointer=place.pointer, keyword=keyword)
         if target is None:
@@ -116,7 +131,7 @@ class Documents:
                 keyword=keyword,
                 is_final=True,
             )
-        return target
+        return self.within(target, place.scope)
 
     def _pointed(self, pointer: str) -> Place | None:
         if pointer in self.places:

@@ -148,7 +148,7 @@ class Expansion:
     def at(self, place: Place, *steps: str | int) -> Claim:
         pointer = place.pointer + "".join(f"/{escaped(step)}" for step in steps)
         if pointer in self.documents.places:
-            return Claim(self.documents.places[pointer])
+            return Claim(self.documents.within(self.documents.places[pointer], place.scope))
         raise refusal("holds no schema", place, str(steps[0]))
 
     def every(self, claims: list[Claim], place: Place, key: str) -> Union_:

@@ -56,7 +56,7 @@ def prepare_schema(
     documents = Documents(schema)
     writing = Writing(Expansion(documents, drop), closes_objects)
     try:
-        made = writing.write(frozenset({Claim(documents.places[""])}))
+        made = writing.write(frozenset({Claim(documents.root)}))
     except RecursionError as error:
         raise GuideRefused("has schemas within one another too deep") from error
     if made is False:

@@ -54,7 +54,8 @@ class Writing:
             raise GuideRefused("needs schemas deeper than 60")
         outer, self.place = self.place, min(claim.place.pointer for claim in claims)
         try:
-            union = self.expansion.all_of(sorted(claims, key=lambda claim: (claim.place.pointer, not claim.holds)))
+            ordered = sorted(claims, key=lambda claim: (claim.place.pointer, claim.place.scope, not claim.holds))
+            union = self.expansion.all_of(ordered)
             schema = self.union(union)
         finally:
             del self._open[claims]
