@@ -92,6 +92,10 @@ def hostile_guides() -> dict[str, GuidedDecodingParams]:
         "60 patterns for names": _schema(
             {"type": "object", "patternProperties": {f"{c}+{d}": {} for c in "abcdefgh" for d in "stuvwxyz"}}
         ),
+        "many negations of patterns": _schema({"allOf": [{"not": {"pattern": f"^a{{{n}}}b"}} for n in range(150)]}),
+        "patterns that overlap in all ways": _schema(
+            {"patternProperties": {c: {"maximum": ord(c)} for c in "abcdefg"}}
+        ),
         "many negations": _schema({"not": {"not": {"not": {"not": {"not": {"enum": list(range(500))}}}}}}),
         "multiples beyond reason": _schema({"type": "number", "multipleOf": 1e-300, "minimum": 0, "maximum": 1e300}),
         "multiples of a large number": _schema({"type": "integer", "multipleOf": 123456789}),

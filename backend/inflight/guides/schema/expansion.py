@@ -20,6 +20,8 @@ MAX_ALTERNATIVES = 1_000
 """Facts in one union."""
 MAX_WORK = 10_000
 """Merges of facts for one guide."""
+MAX_STEPS = 100_000
+"""Of the automata of one guide."""
 
 
 class Expansion:
@@ -29,6 +31,7 @@ class Expansion:
         self.documents = documents
         self.drop = drop
         self.work = 0
+        self.steps = 0
         self._kept: dict[Claim, Union_] = {}
         self._open: set[Claim] = set()
         self._values: dict[str, Place] = {}
@@ -75,6 +78,21 @@ class Expansion:
         self.work += work
         if self.work > MAX_WORK:
             raise GuideRefused(f"needs more than {MAX_WORK} merges", pointer=pointer, keyword=keyword, is_final=True)
+
+    def spend(self, pointer: str, keyword: str) -> Callable[[int], None]:
+        """Counts steps of automata. Raises GuideRefused once the guide has more than MAX_STEPS."""
+
+        def count(steps: int) -> None:
+            self.steps += steps
+            if self.steps > MAX_STEPS:
+                raise GuideRefused(
+                    f"needs more than {MAX_STEPS} steps for its regular expressions",
+                    pointer=pointer,
+                    keyword=keyword,
+                    is_final=True,
+                )
+
+        return count
 
     def is_empty(self, fact: Fact) -> bool:
         """Whether a required property can have no value: what tells apart objects by a property's constant."""

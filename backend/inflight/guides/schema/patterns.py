@@ -28,7 +28,7 @@ MAX_REPEATS = 2_000
 
 def literal(text: str) -> str:
     """A regular expression for `text`."""
-    return "".join(_code(ord(c)) for c in text)
+    return "".join(code_of(ord(c)) for c in text)
 
 
 def exactly(texts: Iterable[str]) -> str:
@@ -47,7 +47,7 @@ def anything_but(texts: Iterable[str]) -> str:
                 branches.setdefault(text[0], []).append(text[1:])
         ways = [] if is_end else [""]
         if branches:
-            ways.append(f"[^{''.join(_code(ord(c)) for c in branches)}](?s:.*)")
+            ways.append(f"[^{''.join(code_of(ord(c)) for c in branches)}](?s:.*)")
         else:
             ways.append("(?s:.+)")
         ways += [f"{literal(first)}{leave(more)}" for first, more in branches.items()]
@@ -56,7 +56,7 @@ def anything_but(texts: Iterable[str]) -> str:
     return f"^{leave(sorted(set(texts)))}$"
 
 
-def _code(code: int) -> str:
+def code_of(code: int) -> str:
     char = chr(code)
     if char.isascii() and char.isalnum():
         return char
@@ -116,8 +116,8 @@ class _Translation:
         if char in "*+?":
             raise self.refuse("a repetition of nothing")
         if char in "{}]":
-            return _code(ord(char))
-        return _code(ord(char))
+            return code_of(ord(char))
+        return code_of(ord(char))
 
     def group(self, depth: int, is_first: bool, is_last: bool) -> str:
         if self.source.startswith("?", self.at):
@@ -167,7 +167,7 @@ class _Translation:
             return f"\\p{{{named[1]}}}", char == "P"
         if char == "c" and (letter := self.source[self.at : self.at + 1]).isascii() and letter.isalpha():
             self.at += 1
-            return _code(ord(letter) % 32), False
+            return code_of(ord(letter) % 32), False
         if char == "u" and (braced := _BRACED.match(self.source, self.at - 1)):
             self.at = braced.end()
             return self.coded(int(braced[1], 16)), False
@@ -183,17 +183,17 @@ class _Translation:
                 code = 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
             return self.coded(code), False
         if char in _CONTROLS and char:
-            return _code(_CONTROLS[char]), False
+            return code_of(_CONTROLS[char]), False
         if char == "b" and in_class:
-            return _code(8), False
+            return code_of(8), False
         if char == "" or char.isalnum():
             raise self.refuse(f"\\{char}" if char else "a backslash at its end")
-        return _code(ord(char)), False
+        return code_of(ord(char)), False
 
     def coded(self, code: int) -> str:
         if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
             raise self.refuse("half of a surrogate pair")
-        return _code(code)
+        return code_of(code)
 
     def char_class(self) -> str:
         negated = self.source.startswith("^", self.at)
@@ -212,7 +212,7 @@ class _Translation:
             elif char == "-" and parts and self.source[self.at : self.at + 1] not in ("]", ""):
                 parts.append("-")
             else:
-                parts.append(_code(ord(char)))
+                parts.append(code_of(ord(char)))
         if not parts:
             return "(?s:.)" if negated else r"[^\x{0}-\x{10FFFF}]"
         return f"[{'^' if negated else ''}{''.join(parts)}]"

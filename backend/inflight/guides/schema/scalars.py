@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from inflight.guides.schema import formats
+from inflight.guides.schema.automata import Unread, combined
 from inflight.guides.schema.documents import Place
 from inflight.guides.schema.facts import ANY, Fact, Number, String, Union_, without
 from inflight.guides.schema.keyword_values import malformed, number, refusal, whole
@@ -43,9 +44,13 @@ def read_scalar(expansion: Expansion, place: Place, key: str, value: Any, holds:
         return without("string", String(longest=length)) if holds else (String(shortest=length + 1),)
     if key == "pattern":
         pattern = translate(value, place.pointer)
-        if not holds:
-            raise refusal("cannot be negated", place, key)
-        return without("string", String(patterns=(pattern,)))
+        if holds:
+            return without("string", String(patterns=(pattern,)))
+        try:
+            others = combined((pattern,), lambda flags: not flags[0], expansion.spend(place.pointer, key))
+        except Unread:
+            raise refusal("is too large to be negated", place, key) from None
+        return () if others is None else (String(patterns=(others,)),)
     if key == "format":
         if not isinstance(value, str):
             raise malformed("must be text", place, key)

@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, compress
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
+from inflight.guides.schema.automata import Unread, combined, divided
 from inflight.guides.schema.facts import Claim, Object, Rest, String
-from inflight.guides.schema.patterns import NUMBERED, exactly
+from inflight.guides.schema.patterns import NUMBERED, anything_but, exactly
 
 if TYPE_CHECKING:
     from inflight.guides.schema.writing import Schema, Writing
@@ -52,21 +53,19 @@ def write_object(writing: Writing, fact: Object) -> Iterator[Schema]:
             yield False
             return
     schema: dict[str, Any] = {"type": "object"}
-    if len(patterns) > 1 and not disjoint(patterns):
-        raise writing.refusal("has patterns of properties that one name can match", "patternProperties")
-    if patterns:
+    kinds = _kinds(writing, fact, tuple(names), patterns)
+    if kinds:
         schema["patternProperties"] = {
-            pattern: writing.write(
-                frozenset(claim for own, claim in fact.patterned if own == pattern)
-                | frozenset(rest.claim for rest in fact.rests if pattern not in rest.patterns)
+            expression: writing.write(
+                frozenset(claim for own, claim in fact.patterned if own in matched)
+                | frozenset(rest.claim for rest in fact.rests if not matched & set(rest.patterns))
             )
-            for pattern in patterns
+            for expression, matched in kinds.items()
         }
     others = writing.write(frozenset(rest.claim for rest in fact.rests))
-    if others is False and patterns:
+    if others is False and kinds:
         # A pattern without values says nothing more, but the library holds listed properties against it, too.
         left = {pattern: one for pattern, one in schema["patternProperties"].items() if one is not False}
-        patterns = tuple(left)
         del schema["patternProperties"]
         schema |= {"patternProperties": left} if left else {}
     if others is not True:
@@ -74,7 +73,33 @@ def write_object(writing: Writing, fact: Object) -> Iterator[Schema]:
     writing.has_known_among_others |= others is not False and bool(names or patterns)
     if patterns and any(map(NUMBERED.search, names)):
         raise writing.refusal("has a name with control characters beside patterns of names", "patternProperties")
-    yield from _sized(writing, schema, properties, fact, others is False and not patterns)
+    yield from _sized(writing, schema, properties, fact, others is False and "patternProperties" not in schema)
+
+
+def _kinds(
+    writing: Writing, fact: Object, names: tuple[str, ...], patterns: tuple[str, ...]
+) -> dict[str, frozenset[str]]:
+    """Expressions, no two of which match one name, and which of the patterns hold for the names of each. The library
+    holds listed names to the patterns that they match: those of which something else is said are left out."""
+    is_spared = any(
+        matches(pattern, name)
+        for rest in fact.rests
+        for pattern in patterns
+        for name in rest.names
+        if pattern not in rest.patterns
+    )
+    if not is_spared and (len(patterns) < 2 or disjoint(patterns)):
+        return {pattern: frozenset((pattern,)) for pattern in patterns}
+    listed = (exactly(names),) if is_spared else ()
+    try:
+        found = divided(patterns + listed, writing.expansion.spend(writing.place, "patternProperties"))
+    except Unread:
+        raise writing.refusal("has patterns of properties that one name can match", "patternProperties") from None
+    return {
+        expression: frozenset(compress(patterns, flags))
+        for flags, expression in found.items()
+        if any(flags[: len(patterns)]) and not any(flags[len(patterns) :])
+    }
 
 
 def _sized(
@@ -145,19 +170,37 @@ def _named(writing: Writing, fact: Object) -> Object:
         names = frozenset(name for f in facts for name in f.values or ())
         anything = tuple((name, Claim(replace(nothing.place, schema=True))) for name in sorted(names))
         return replace(kept, named=(*kept.named, *anything), rests=(*kept.rests, Rest(names, (), nothing)))
-    one = facts[0]
-    if len(facts) > 1 or len(one.patterns) + len(one.formats) > 1 or one.formats or one.values:
-        raise writing.refusal("has rules of names that are not one pattern", "propertyNames")
-    pattern = one.patterns[0] if one.patterns else None
-    if pattern and (one.shortest or one.longest is not None or one.excluded):
-        raise writing.refusal("has rules of names that are not one pattern", "propertyNames")
-    if one.excluded:
-        forbidden = tuple((name, nothing) for name in sorted(one.excluded))
-        kept = replace(kept, named=(*kept.named, *forbidden))
-    if pattern is None and not one.shortest and one.longest is None:
-        return kept
-    pattern = pattern or f"^(?s:.{{{one.shortest},{'' if one.longest is None else one.longest}}})$"
-    return replace(kept, rests=(*kept.rests, Rest(frozenset(), (pattern,), nothing)))
+    if len(facts) == 1 and replace(facts[0], excluded=frozenset()) == String():
+        forbidden = tuple((name, nothing) for name in sorted(facts[0].excluded))
+        return replace(kept, named=(*kept.named, *forbidden))
+    if any(one.formats for one in facts):
+        raise writing.refusal("has formats of names", "propertyNames")
+    rules = [_expressions(one) for one in facts]
+    patterns = tuple(dict.fromkeys(pattern for rule in rules for pattern in rule))
+    allowed: str | None = patterns[0]
+    if len(patterns) > 1:
+        places = [[patterns.index(pattern) for pattern in rule] for rule in rules]
+        try:
+            allowed = combined(
+                patterns,
+                lambda flags: any(all(flags[at] for at in rule) for rule in places),
+                writing.expansion.spend(writing.place, "propertyNames"),
+            )
+        except Unread:
+            raise writing.refusal("has rules of names that are too large to be one", "propertyNames") from None
+    return replace(kept, rests=(*kept.rests, Rest(frozenset(), () if allowed is None else (allowed,), nothing)))
+
+
+def _expressions(fact: String) -> tuple[str, ...]:
+    """What a string of the fact matches, without its formats."""
+    found = fact.patterns
+    if fact.shortest or fact.longest is not None:
+        found += (f"^(?s:.{{{fact.shortest},{'' if fact.longest is None else fact.longest}}})$",)
+    if fact.values is not None:
+        found += (exactly(sorted(fact.values)),)
+    if fact.excluded:
+        found += (anything_but(fact.excluded),)
+    return found
 
 
 def compiles(schema: Schema) -> str:

@@ -71,6 +71,16 @@ KINDS: dict[str, Any] = {
     "counts of optional": {"properties": {"a": True, "b": True}, "additionalProperties": False, "minProperties": 1},
     "patterned and listed names": {"patternProperties": {"^[ab]$": INTEGER}, "propertyNames": {"enum": ["a", "b"]}},
     "names": {"propertyNames": {"maxLength": 1}},
+    "names of two rules": {"propertyNames": {"pattern": "[a-z]", "maxLength": 1}},
+    "patterns that overlap": {
+        "patternProperties": {"^x": INTEGER, "1$": {"not": {"const": 1}}, "[ab]": {"type": "string"}}
+    },
+    "patterns and a name apart": {
+        "allOf": [
+            {"patternProperties": {"a|x": INTEGER}},
+            {"properties": {"a": True}, "additionalProperties": {"const": 3}},
+        ]
+    },
     "listed names": {"propertyNames": {"enum": ["a", "b"]}},
     "dependent required": {"dependentRequired": {"a": ["b"]}},
     "dependent schemas": {"dependentSchemas": {"b": {"properties": {"a": INTEGER}, "required": ["a"]}}},
@@ -88,6 +98,8 @@ KINDS: dict[str, Any] = {
     "one of overlapping": {"oneOf": [{"minimum": 2}, {"maximum": 7}]},
     "not a type": {"not": {"type": ["string", "object"]}},
     "not a constant": {"not": {"enum": [1, "a", "abc", None, True]}},
+    "not a pattern": {"not": {"pattern": "^a|b$|\\d"}},
+    "one of patterns": {"type": "string", "oneOf": [{"pattern": "a"}, {"pattern": "b"}, {"maxLength": 1}]},
     "not required": {"type": "object", "not": {"required": ["a"]}},
     "not both": {"not": {"required": ["a", "b"]}},
     "if": {
@@ -155,9 +167,14 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "absent definition": ({"items": {"$ref": "#/$defs/a"}}, "/items", "$ref"),
     "own reference": ({"$ref": "#"}, "", ""),
     "not a number": ({"minimum": "3"}, "", "minimum"),
-    "overlapping patterns": ({"patternProperties": {"a": True, "b": INTEGER}}, "", "patternProperties"),
+    "overlapping patterns": (
+        {"patternProperties": {c: {"maximum": ord(c)} for c in "abcdefgh"}},
+        "",
+        "patternProperties",
+    ),
     "unique strings": ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "", "uniqueItems"),
-    "not a pattern": ({"not": {"pattern": "a"}}, "/not", "pattern"),
+    "not a format": ({"not": {"format": "ipv4"}}, "/not", "format"),
+    "not a large pattern": ({"not": {"pattern": "(a|b)*a(a|b){30}"}}, "/not", "pattern"),
     "no instance": ({"allOf": [{"type": "string"}, {"type": "null"}]}, "", ""),
     "no schema": ({"properties": {"a": 3}}, "/properties/a", ""),
     "no finite instance": ({"required": ["a"], "type": "object", "properties": {"a": {"$ref": "#"}}}, "", ""),
@@ -173,9 +190,9 @@ def test_refusal_names_pointer_and_keyword(name: str) -> None:
 
 
 def test_what_is_dropped_is_named() -> None:
-    prepared = prepare_schema({"properties": {"a": {"not": {"pattern": "b"}, "type": "string"}}}, is_strict=False)
-    assert prepared.not_enforced == (("/properties/a/not", "pattern"),)
-    assert takes(prepared, '{"a": "b"}') and not takes(prepared, '{"a": 1}')
+    prepared = prepare_schema({"properties": {"a": {"not": {"format": "ipv4"}, "type": "string"}}}, is_strict=False)
+    assert prepared.not_enforced == (("/properties/a/not", "format"),)
+    assert takes(prepared, '{"a": "10.0.0.1"}') and not takes(prepared, '{"a": 1}')
 
 
 @pytest.mark.parametrize("name", ["misspelt", "not a type", "absent document", "absent definition", "not a number"])
@@ -214,6 +231,7 @@ HOSTILE: dict[str, Any] = {
     "counted properties": {"properties": {f"p{n}": True for n in range(40)}, "minProperties": 20},
     "unique items": {"type": "array", "items": {"enum": list(range(40))}, "uniqueItems": True},
     "contained items": {"contains": {"const": 1}, "minContains": 40},
+    "complements": {"allOf": [{"not": {"pattern": f"^a{{{n}}}b"}} for n in range(150)]},
     "multiples": {"type": "integer", "allOf": [{"multipleOf": n} for n in (9973, 9967, 3)]},
 }
 
