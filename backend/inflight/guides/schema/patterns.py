@@ -68,6 +68,8 @@ class _Translation:
         self.source = source
         self.pointer = pointer
         self.at = 0
+        self.num_begins = self.num_ends = 0
+        """Anchors that were read."""
 
     def refuse(self, what: str) -> GuideRefused:
         return GuideRefused(f"has a regular expression with {what}", pointer=self.pointer, keyword="pattern")
@@ -94,10 +96,12 @@ class _Translation:
                 if begun or not is_first:
                     raise self.refuse("an anchor within")
                 out.append("^")
+                self.num_begins += 1
             elif char == "$":
                 if not is_last or self.source[self.at : self.at + 1] not in ("", "|", ")"):
                     raise self.refuse("an anchor within")
                 out.append("$")
+                self.num_ends += 1
             else:
                 out.append(self.atom(char, depth, is_first and not begun, is_last) + self.count())
                 begun = True
@@ -127,16 +131,15 @@ class _Translation:
                 self.at = named.end()
             else:
                 raise self.refuse("look-around or flags")
-        start = self.at
+        num_begins, num_ends = self.num_begins, self.num_ends
         inner = self.alternatives(depth + 1, is_first, is_last)
         if not self.source.startswith(")", self.at):
             raise self.refuse("an unmatched bracket")
-        has_anchor = "^" in re.sub(r"\\.|\[\^?|", "", self.source[start : self.at])
         self.at += 1
         after = self.source[self.at : self.at + 1]
-        if "$" in re.sub(r"\\.", "", self.source[start : self.at]) and after not in ("", "|", ")"):
+        if self.num_ends > num_ends and after not in ("", "|", ")"):
             raise self.refuse("an anchor within")
-        if has_anchor and after in ("*", "+", "?", "{") and after:
+        if self.num_begins > num_begins and after and after in "*+?{":
             raise self.refuse("a repeated anchor")
         return f"(?:{inner})"
 

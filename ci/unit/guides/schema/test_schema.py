@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import jsonschema_rs
 import pytest
 from grammar_acceptance import Acceptance
+from schema_corpus import texts, validator
 
 from inflight.guided_decoding import WhiteSpace
 from inflight.guides.lark.writer import HEADER
@@ -16,8 +18,12 @@ from inflight.guides.schema import Prepared, prepare_schema
 from inflight.guides.translate import SPACING
 
 
+def written(prepared: Prepared) -> str:
+    return f"{HEADER}start: %json {prepared.written(SPACING[WhiteSpace.DUMPS])}"
+
+
 def takes(prepared: Prepared, text: str) -> bool:
-    return Acceptance(f"{HEADER}start: %json {prepared.written(SPACING[WhiteSpace.DUMPS])}").takes(text)
+    return Acceptance(written(prepared)).takes(text)
 
 
 POOL: list[Any] = [
@@ -154,6 +160,41 @@ def test_grammar_takes_exactly_the_instances(kind: str) -> None:
             wrong.append((instance, is_valid))
     assert wrong == []
     assert prepared.not_enforced == ()
+
+
+def combined(draw: random.Random, depth: int) -> Any:
+    """A schema of schemas of KINDS, without those whose references are to the root."""
+    if depth == 0 or draw.random() < 0.25:
+        return draw.choice([schema for schema in KINDS.values() if "$" not in json.dumps(schema)])
+    inner = [combined(draw, depth - 1) for _ in range(3)]
+    return draw.choice(
+        (
+            {draw.choice(("allOf", "anyOf", "oneOf")): inner[: draw.randint(1, 3)]},
+            {"not": inner[0]},
+            {"if": inner[0], "then": inner[1], "else": inner[2]},
+            {**inner[0], **inner[1]},
+            {"properties": {draw.choice("ab"): inner[0]}, draw.choice(("minProperties", "maxProperties")): 1},
+            {"items": inner[0]},
+        )
+    )
+
+
+def test_grammar_of_combined_keywords_takes_exactly_the_instances() -> None:
+    draw = random.Random(11)
+    num_taken = 0
+    for _ in range(150):
+        schema = combined(draw, 2)
+        try:
+            prepared = prepare_schema(schema)
+        except GuideRefused:
+            continue
+        num_taken += 1
+        grammar = Acceptance(written(prepared))
+        judge = validator(schema)
+        for instance in POOL:
+            is_taken = any(map(grammar.takes, texts(instance, schema)))
+            assert is_taken == judge.is_valid(instance), (schema, instance)
+    assert num_taken > 60
 
 
 REFUSED: dict[str, tuple[Any, str, str]] = {
