@@ -23,7 +23,7 @@ from inflight.guides.schema.facts import (
     either,
     without,
 )
-from inflight.guides.schema.keyword_values import malformed, refusal
+from inflight.guides.schema.keyword_values import malformed
 from inflight.guides.schema.keywords import TYPES
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def unseen(union: Union_) -> Union_:
-    """What `not` lets through of a union: no word of which items and properties keywords have looked at."""
+    """What a schema that does not hold lets through: no word of which items and properties keywords have looked at."""
     return tuple(
         replace(fact, seen=0)
         if isinstance(fact, Array)
@@ -88,7 +88,8 @@ def _condition(expansion: Expansion, place: Place, holds: bool) -> Union_:
 
 def _one_of(expansion: Expansion, claims: list[Claim], denied: list[Claim], place: Place, holds: bool) -> Union_:
     if not holds:
-        raise refusal("cannot be negated", place, "oneOf")
+        ways = [expansion.every(list(pair), place, "oneOf") for pair in combinations(claims, 2)]
+        return unseen(either((expansion.every(denied, place, "oneOf"), *ways)))
     unions = [expansion.expand(claim) for claim in claims]
     ways = []
     for i, union in enumerate(unions):

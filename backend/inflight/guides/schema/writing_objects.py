@@ -130,12 +130,10 @@ def _sized(
             present = [name for name in allowed if name in required or name in chosen]
             if (most is not None and len(present) > most) or (is_closed and len(present) < fewest):
                 continue
-            absent = [name for name in properties if name not in present]
-            if absent and not is_closed:
-                raise writing.refusal(
-                    "counts properties beside optional ones", "minProperties" if fewest else "maxProperties"
-                )
-            made = _listed(writing, schema, {name: properties[name] for name in present}, present)
+            listed = {name: properties[name] for name in present}
+            if not is_closed:
+                listed |= {name: False for name in properties if name not in present}
+            made = _listed(writing, schema, listed, present)
             if not is_closed and fewest:
                 made["minProperties"] = fewest
             if not is_closed and most is not None:

@@ -14,6 +14,7 @@ from schema_judgement import Judgement, judge
 REFUSED: dict[str, tuple[str, str]] = {
     "arrays/uniqueItems": ("", "uniqueItems"),
     "combinations/oneOf that overlap": ("/oneOf/1", "multipleOf"),
+    "combinations/not of oneOf": ("/not/oneOf/0", "multipleOf"),
     "combinations/oneOf of number and integer": ("", "not"),
     "combinations/not of a format": ("/not", "format"),
     "formats/format idn-email": ("", "format"),
