@@ -13,7 +13,9 @@ from ci.mutants import __main__ as mutants
 from ci.mutants import trials
 from ci.mutants.faults import Module
 from ci.mutants.judge import Finding, found_again
-from ci.mutants.record import show
+from ci.mutants.record import kept_faults, show
+
+ROOT = Path(__file__).resolve().parents[3]
 
 OPERATORS = [
     ("x = a < b", "comparison", "x = (a <= b)"),
@@ -143,3 +145,9 @@ def test_a_recorded_test_is_asked_where_it_has_moved(tmp_path: Path) -> None:
     assert found_again("ci/test_a.py::test_one[1]", tmp_path) == "ci/test_a.py::test_one[1]"
     assert found_again("ci/test_a.py::TestX::test_two[1]", tmp_path) == "ci/test_b.py::TestX::test_two[1]"
     assert found_again("ci/unit/test_c.py::test_three", tmp_path) == "ci/unit/test_c.py::test_three"
+
+
+def test_kept_faults_are_of_sources_that_are_there() -> None:
+    """Whoever moves a source takes its faults along; whoever deletes one deletes them."""
+    faults = kept_faults(ROOT / "ci" / "mutants" / "sample.json", None)
+    assert len(faults) > 100 and [fault.path for fault in faults if not (ROOT / fault.path).is_file()] == []
