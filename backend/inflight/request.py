@@ -25,6 +25,9 @@ from inflight.speculative_decoding import (
     NGramDecodingConfig,
 )
 
+MAX_ALLOTTED_MS = 2**31 - 1
+"""That a client may ask for, 24 days."""
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One prompt to be continued."""

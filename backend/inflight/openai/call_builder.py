@@ -354,8 +354,6 @@ class CallBuilder:
         return list(dict.fromkeys([*own, *named]))
 
     def _allotted_ms(self, asked: int | None) -> int:
-        if asked is not None and asked < 1:
-            raise invalid(f"allotted_time_ms must be at least 1, got {asked}", "allotted_time_ms")
         return min(filter(None, [asked, self._max_request_ms]), default=0)
 
 

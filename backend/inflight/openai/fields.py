@@ -11,6 +11,7 @@ import msgspec
 
 from inflight.openai.api_error import invalid, of_validation, unsupported
 from inflight.output_config import MAX_LOG_PROBS
+from inflight.request import MAX_ALLOTTED_MS
 from inflight.text.safe_text import safe_text
 
 T = TypeVar("T")
@@ -281,8 +282,9 @@ LIMITS: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-2, 2),
     "presence_penalty": (-2, 2),
     "top_logprobs": (0, MAX_LOG_PROBS),
+    "allotted_time_ms": (1, MAX_ALLOTTED_MS),
 }
-"""Field -> the least and the greatest number that OpenAI takes."""
+"""Field -> the least and the greatest number that it takes; of OpenAI's own fields those that OpenAI does."""
 MAX_COMPLETION_LOG_PROBS = 5
 MAX_LOGIT_BIAS = 100
 MAX_METADATA = 16
@@ -291,7 +293,7 @@ MAX_METADATA_VALUE_CHARS = 512
 
 
 def check_fields(body: Body) -> None:
-    """Raise APIError for the first field that is set and not honoured, or is beyond OpenAI's limits."""
+    """Raise APIError for the first field that is set and not honoured, or is beyond its limits."""
     for name, (harmless, why) in REFUSED.items():
         if name == "echo" and isinstance(body, CompletionBody):
             continue

@@ -66,7 +66,9 @@ TABLE = [
     (COMPLETIONS, {**COMPLETION, "cache_salt": ""}, 400, "cache_salt", "bytes", None),
     (COMPLETIONS, {**COMPLETION, "request_id": "a b"}, 400, "request_id", "printable", None),
     (COMPLETIONS, {**COMPLETION, "truncate_prompt_tokens": -2}, 400, "truncate_prompt_tokens", "-1", None),
-    (COMPLETIONS, {**COMPLETION, "allotted_time_ms": 0}, 400, "allotted_time_ms", "at least 1", None),
+    (COMPLETIONS, {**COMPLETION, "allotted_time_ms": 0}, 400, "allotted_time_ms", "must be between 1 and", None),
+    (COMPLETIONS, {**COMPLETION, "allotted_time_ms": 2**31}, 400, "allotted_time_ms", "between 1 and 2147483647", None),
+    (COMPLETIONS, {**COMPLETION, "allotted_time_ms": 2**70}, 400, "allotted_time_ms", "between 1 and 2147483647", None),
     (COMPLETIONS, {**COMPLETION, "stream_options": {}}, 400, "stream_options", "stream is true", None),
     (
         COMPLETIONS,

@@ -16,6 +16,7 @@ from typing import Any
 
 from inflight.context_phase import RequestType
 from inflight.errors import InvalidRequest
+from inflight.request import MAX_ALLOTTED_MS
 
 MAX_SALT_BYTES = 256
 MAX_TIMEOUT_US = 2**31 * 1000
@@ -57,7 +58,8 @@ def read_parameters(parameters: Mapping[str, Any], timeout_us: int = 0) -> dict[
     if "timeout" in parameters:
         values["allotted_time_ms"] = math.ceil(_number("timeout", parameters["timeout"], MAX_TIMEOUT_US) / 1000)
     if "allotted_time_ms" in parameters:
-        values["allotted_time_ms"] = math.ceil(_number("allotted_time_ms", parameters["allotted_time_ms"], 2**31 - 1))
+        allotted = _number("allotted_time_ms", parameters["allotted_time_ms"], MAX_ALLOTTED_MS)
+        values["allotted_time_ms"] = math.ceil(allotted)
     if "cache_salt" in parameters:
         values["cache_salt"] = _salt(parameters["cache_salt"])
     return values
