@@ -28,6 +28,8 @@ def read_words(words: list[str] | None) -> list[str]:
     words = words or []
     if len(words) > MAX_WORDS or sum(map(len, words)) > MAX_WORDS * 16:
         raise invalid(f"bad_words may have {MAX_WORDS} entries and {MAX_WORDS * 16} characters", "bad_words")
+    if not all(words):
+        raise invalid("bad_words must hold no empty text", "bad_words")
     return words
 
 

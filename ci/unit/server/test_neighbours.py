@@ -68,7 +68,7 @@ def test_sampling_parameters_may_be_text() -> None:
 def test_sampling_parameters_of_other_types() -> None:
     client = sampling(
         {
-            "stop": ["a", ""],
+            "stop": ["a"],
             "stop_token_ids": [3, "4"],
             "bad_words": ["b"],
             "seed": -2,
@@ -85,6 +85,7 @@ def test_sampling_parameters_of_other_types() -> None:
     assert (client.seed, client.min_p, client.num_log_probs, client.lora_name) == (2**64 - 2, 0.25, 3, "pirate")
     assert (client.max_tokens, client.temperature, client.shows_special) == (2**31 - 2, 1.0, False)
     assert sampling({"skip_special_tokens": "false"}).shows_special
+    assert sampling({"stop": ""}).stop_words == sampling({"stop": []}).stop_words == []
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,8 @@ def test_structured_outputs(guide: Any, kind: str, text: str | None) -> None:
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "exactly one"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, "not supported"),
         ({"structured_outputs": {"choice": []}}, "choice must be"),
+        ({"stop": ["a", ""]}, "^stop must hold no empty text$"),
+        ({"bad_words": [""]}, "^bad_words must hold no empty text$"),
         ({"bad_words": ["\ud800"]}, "not valid JSON"),
         ({"structured_outputs": '{"regex": "\\ud800"}'}, "not valid JSON"),
     ],

@@ -80,15 +80,17 @@ def _whole(field: str) -> Setter:
 
 
 def _texts(field: str) -> Setter:
-    """A text or a list of them."""
+    """A text or a list of them. An empty text is an empty list; one in a list means nothing: vLLM refuses it, too."""
 
     def set_field(key: str, value: Any) -> dict[str, Any]:
-        texts = [value] if isinstance(value, str) else value
+        texts = list(filter(None, [value])) if isinstance(value, str) else value
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise InvalidRequest(f"{key} must be a text or a list of texts")
         if len(texts) > MAX_WORDS or sum(len(text.encode("utf-8", "replace")) for text in texts) > MAX_WORDS_BYTES:
             raise InvalidRequest(f"{key} must have at most {MAX_WORDS} entries and {MAX_WORDS_BYTES} bytes")
-        return {field: [text for text in texts if text]}
+        if not all(texts):
+            raise InvalidRequest(f"{key} must hold no empty text")
+        return {field: texts}
 
     return set_field
 
