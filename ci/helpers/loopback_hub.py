@@ -32,6 +32,8 @@ class Fault:
     body: bytes | None = None
     """Sent in place of the right one."""
     ignores_range: bool = False
+    waits: bool = False
+    """Nothing is sent for as long as the hub runs."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class LoopbackHub:
         self.faults: dict[str, list[Fault]] = {}
         """File, or "api" -> what happens to the next answers, one after the other."""
         self.asked: list[Asked] = []
-        self.is_closed = False
+        self._closed = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -69,9 +71,16 @@ class LoopbackHub:
 
     def close(self) -> None:
         """Take it from the network, with the connections that clients keep."""
-        self.is_closed = True
+        self._closed.set()
         self._server.shutdown()
         self._server.server_close()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.is_set()
+
+    def wait_until_closed(self) -> None:
+        self._closed.wait()
 
     def publish(self, name: str, files: Mapping[str, bytes], revision: str = "main") -> str:
         """Make these the files of a revision. Returns the commit."""
@@ -181,6 +190,8 @@ def _handler(hub: LoopbackHub) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
 
         def _send(self, content: bytes, fault: Fault, headers: Mapping[str, str] | None = None) -> None:
+            if fault.waits:
+                hub.wait_until_closed()
             if fault.status:
                 self._refuse(fault.status, "", fault.headers)
                 return

@@ -7,20 +7,24 @@ as the hub's Retry-After says, forget the half of a file that came before an int
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 from inflight.errors import ConfigurationError
 from inflight.hub.model_name import COMMIT, ModelName
 
 if TYPE_CHECKING:
     import httpx
-    from huggingface_hub.hf_api import RepoSibling
+    from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 NUM_RETRIES = 5
 """In a row, without a byte."""
@@ -28,6 +32,8 @@ NUM_LOOKUPS = 2
 """Fewer: somebody waits at a terminal, and may have meant a folder."""
 LONGEST_WAIT = 60.0
 """Seconds that a hub may ask for between two requests. One that wants more is named instead."""
+MAX_LISTING_BYTES = 2**24
+"""Of fifty thousand files."""
 MAX_FILE_BYTES = 2**63 - 1
 DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 TRANSIENT = (408, 429, 500, 502, 503, 504)
@@ -73,6 +79,8 @@ class Hub:
     is_offline: bool = False
     timeout: float = 10.0
     """Seconds for a connection, and without a byte."""
+    listing_seconds: float = 60.0
+    """For all of a model's list of files."""
     patience: float = 1.0
     """Factor of the times between two attempts."""
 
@@ -92,19 +100,63 @@ class Hub:
     def list(self, model: ModelName, *, tries_again: bool) -> Listing:
         """The files of the model's revision. `tries_again`: if the hub does not answer at once. Raises
         ConfigurationError, Unreachable for what may pass."""
-        from huggingface_hub import HfApi
-
-        api = HfApi(self.endpoint, token=self.token or False, library_name="inflight")
 
         def ask() -> Listing:
             with self._in_words(model):
-                info = api.model_info(model.name, revision=model.revision, timeout=self.timeout, files_metadata=True)
+                info = self._in_time(model, lambda: self._info(model))
                 files = [self._file(model, found) for found in info.siblings or () if found.rfilename.isprintable()]
                 if not COMMIT.fullmatch(info.sha or "") or (model.is_pinned and info.sha != model.revision):
                     raise ConfigurationError(f"{self.endpoint} names no commit of {model}, or another one")
                 return Listing(str(info.sha), {file.name: file for file in files})
 
         return self.patiently(ask, f"{model} could not be looked up", NUM_LOOKUPS if tries_again else 0)
+
+    def _info(self, model: ModelName) -> ModelInfo:
+        """As HfApi.model_info, which would read an answer of any length. Raises ConfigurationError, and what
+        `_in_words` knows."""
+        from huggingface_hub import get_session
+        from huggingface_hub.hf_api import ModelInfo
+
+        url = f"{self.endpoint}/api/models/{model.name}/revision/{quote(model.revision, safe='')}?blobs=true"
+        body = bytearray()
+        with get_session().stream(
+            "GET", url, headers=self._headers(), timeout=self.timeout, follow_redirects=True
+        ) as response:
+            self._check(response)
+            for chunk in response.iter_raw():
+                body += chunk
+                if len(body) > MAX_LISTING_BYTES:
+                    raise ConfigurationError(
+                        f"{self.endpoint} lists the files of {model} with more than {MAX_LISTING_BYTES} bytes: check "
+                        f"HF_ENDPOINT, or {model.by_hand}"
+                    )
+        return ModelInfo(**json.loads(body))  # type: ignore[no-untyped-call]
+
+    def _in_time(self, model: ModelName, ask: Callable[[], _T]) -> _T:
+        """What `ask` gives within `listing_seconds`, else raise Unreachable. In a thread, which is left behind then: no
+        timeout of HTTP ends an answer that comes byte by byte."""
+        answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(ask())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=run, name="inflight-hub", daemon=True).start()
+        try:
+            return answer.result(self.listing_seconds)
+        except concurrent.futures.TimeoutError:
+            raise Unreachable(
+                f"{self.endpoint} has not listed the files of {model} within {self.listing_seconds:g} s: check network "
+                f"and HF_ENDPOINT, or {model.by_hand}"
+            ) from None
+
+    def _headers(self) -> dict[str, str]:
+        from huggingface_hub.utils._headers import build_hf_headers
+
+        headers = build_hf_headers(token=self.token or False, library_name="inflight")
+        return {**headers, "Accept-Encoding": "identity"}
 
     def _file(self, model: ModelName, found: RepoSibling) -> HubFile:
         """Raises ConfigurationError, and what `_in_words` knows."""
@@ -120,11 +172,9 @@ class Hub:
     def read(self, model: ModelName, commit: str, file: HubFile, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
         """Where the bytes that come begin, `start` or 0, and these bytes. Raises ConfigurationError and Interrupted."""
         from huggingface_hub import get_session, hf_hub_url
-        from huggingface_hub.utils._headers import build_hf_headers
 
         url = hf_hub_url(model.name, file.name, revision=commit, endpoint=self.endpoint)
-        headers = build_hf_headers(token=self.token or False, library_name="inflight")
-        headers["Accept-Encoding"] = "identity"
+        headers = self._headers()
         if start:
             headers["Range"] = f"bytes={start}-"
         with (
@@ -185,7 +235,7 @@ class Hub:
         import httpx
         from huggingface_hub.utils._http import hf_raise_for_status
 
-        told = {key: value for key, value in response.headers.items() if key.startswith("x-") or key == "retry-after"}
+        told = [each for each in response.headers.raw if each[0].lower().startswith((b"x-", b"retry-after"))]
         hf_raise_for_status(httpx.Response(response.status_code, headers=told, request=response.request))
 
     def _refusal(self, model: ModelName, error: Exception) -> Exception:

@@ -16,7 +16,7 @@ from pathlib import Path
 from inflight.errors import ConfigurationError
 from inflight.hub.client import Hub
 from inflight.hub.fetch import fetch
-from inflight.hub.model_name import DEFAULT_REVISION, ModelName, find_name
+from inflight.hub.model_name import ModelName, find_name
 from inflight.python_command import find_python, worker_environment
 
 logger = logging.getLogger(__name__)
@@ -62,11 +62,7 @@ def with_local_checkpoint(parameters: Mapping[str, str], folder: str | Path) -> 
 
 def refusal(key: str, name: ModelName) -> str:
     """Where somebody else than the engine's own front starts the ranks, and for other checkpoints than its own."""
-    revision = "" if name.revision == DEFAULT_REVISION else f" --revision {name.revision}"
-    return (
-        f"{key}: {name} is not a folder, and is not fetched by its name here: name the folder that is printed by "
-        f"hf download {name.name}{revision}"
-    )
+    return f"{key}: {name} is not a folder, and is not fetched by its name here: {name.by_hand}"
 
 
 def check_config(folder: Path, parameters: Mapping[str, str]) -> None:

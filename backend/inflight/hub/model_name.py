@@ -38,6 +38,12 @@ class ModelName:
         """Whether it says by itself which files are meant: a commit does."""
         return COMMIT.fullmatch(self.revision) is not None
 
+    @property
+    def by_hand(self) -> str:
+        """What to do instead of having it fetched; a clause."""
+        revision = "" if self.revision == DEFAULT_REVISION else f" --revision {self.revision}"
+        return f"name the folder that is printed by hf download {self.name}{revision}"
+
     def __str__(self) -> str:
         return self.name if self.revision == DEFAULT_REVISION else f"{self.name}@{self.revision}"
 

@@ -19,7 +19,7 @@ from loopback_hub import Fault, LoopbackHub
 
 from inflight.errors import ConfigurationError
 from inflight.hub.cache import ModelCache
-from inflight.hub.client import Hub
+from inflight.hub.client import MAX_LISTING_BYTES, Hub
 from inflight.hub.fetch import fetch
 from inflight.hub.model_name import ModelName
 
@@ -335,6 +335,23 @@ class TestLies:
     def test_a_listing_that_is_nested_without_an_end(self, fetcher: Fetcher, hub: LoopbackHub) -> None:
         hub.faults["api"] = [Fault(body=b"[" * 200_000)]
         assert "HUB does not answer as a hub does (RecursionError" in fetcher.refusal()
+
+    def test_a_listing_of_more_bytes_than_any_model_has(self, fetcher: Fetcher, hub: LoopbackHub) -> None:
+        info = hub.info(NAME, hub.refs[NAME]["main"])
+        hub.faults["api"] = [Fault(body=info + b" " * MAX_LISTING_BYTES)]
+        assert fetcher.refusal() == (
+            f"HUB lists the files of org/model with more than {MAX_LISTING_BYTES} bytes: check HF_ENDPOINT, or name "
+            "the folder that is printed by hf download org/model"
+        )
+
+    def test_a_listing_that_does_not_come_to_an_end(self, fetcher: Fetcher, hub: LoopbackHub) -> None:
+        """Whether nothing comes or a byte now and then."""
+        hub.faults["api"] = [Fault(waits=True)]
+        assert fetcher.refusal(listing_seconds=0.1) == (
+            "HUB has not listed the files of org/model within 0.1 s: check network and HF_ENDPOINT, or name the folder "
+            "that is printed by hf download org/model"
+        )
+        assert len(hub.asked) == 1
 
     def test_an_index_whose_names_cannot_be_shown(self, fetcher: Fetcher, hub: LoopbackHub) -> None:
         index = json.dumps({"weight_map": {"a": "x\n\x1b[2J.safetensors"}}).encode()
