@@ -24,11 +24,12 @@ HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to init
 
 LOUD = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|^Traceback \(most recent call last\)")
 ABOUT_ENGINE = re.compile(
-    r"[IW]\d{4} [^\]]*\binflight\.(?:server\.start|openai\.serve|models\.compiled|runtime\.device)\] "
-    r"(engine .+|the layers run in torch, .+|the checkpoint is in .+)"
+    r"[IW]\d{4} [^\]]*\binflight\."
+    r"(?:server\.start|openai\.serve|models\.compiled|runtime\.device|executor\.launchers\.external)\] "
+    r"(engine .+|the layers run in torch, .+|the checkpoint is in .+|no ranks serve .+)"
 )
-"""What an engine is, why it is slower than it could be, and that its type is not the checkpoint's, in the log of its
-stub and its ranks."""
+"""What an engine is, why it is slower than it could be, that its type is not the checkpoint's, and that its ranks are
+waited for, in the log of its front and its ranks."""
 TO_USER = "inflight: "
 """The start of a line that a program of ours prints for its user."""
 FAILED_LOAD = re.compile(r"failed to load '([^']+)' version \d+: (?:[A-Z][A-Za-z ]+: )?(.*)")

@@ -17,12 +17,15 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from inflight import log_output
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.executor.launchers.external import ExternalLauncher
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.wire.launch import Launch
 from inflight.free_port import EPHEMERAL
 from inflight.mpi_launcher import INTERFACE_VARIABLES, find_launcher, launcher_environment
+from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import installation, mpi, ports
 from inflight.supervisor.log import ServerLog
 from inflight.supervisor.log_file import LogFile
@@ -285,6 +288,21 @@ class TestLog:
         ]
         assert self.told(verbose=False, starting=True, lines=lines)[0] == [wide, slow, engine]
         assert self.told(verbose=True, lines=lines)[0] == lines
+
+    def test_what_ranks_are_waited_for_and_how_to_start_them_is_told_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+        monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
+        config = EngineConfig(executor="external", worker_start_timeout_ms=90_000)
+        for _ in range(2):  # the first front, and the one of a stub that was started again
+            launcher = ExternalLauncher(config, "llm")
+            assert launcher.open() is launcher.open() is None
+        lines = [log_output._Formatter().format(record) for record in caplog.records]
+        assert len(lines) == 2 and self.told(verbose=False, starting=True, lines=lines)[0] == [
+            "no ranks serve the engine llm here: start them, with python -m inflight.worker --config FOLDER under "
+            "mpiexec, torchrun or srun; waiting until --ready-timeout, 90 s at most (worker_start_timeout_ms)"
+        ]
 
     def test_a_start_that_fails_is_told_by_its_reason_alone(self) -> None:
         told, log = self.told(verbose=False, starting=True)

@@ -8,6 +8,7 @@ worker_start_timeout_ms. It shows the engine to the other fronts of its server u
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -18,6 +19,9 @@ from inflight.executor.launchers.found_ranks import FoundRanks
 from inflight.executor.wire.address import EngineAddress, user_directory
 from inflight.executor.wire.job import is_served
 from inflight.executor.wire.launch import Launch
+from inflight.run_directory import run_directory
+
+logger = logging.getLogger(__name__)
 
 PATHS = frozenset({"gpt_model_path", "tokenizer_dir", "speculative_model_dir", "lora_dir", "kv_transfer_key_file"})
 FRONTS_OWN = frozenset({"executor"})
@@ -37,20 +41,27 @@ class ExternalLauncher:
         self._found = EngineAddress.of(name, user_directory())
         self._shown = address if address != self._found else None
         self.absent = (
-            f"no ranks serve the engine {name} here: start them, with python -m inflight.worker --config … under "
+            f"no ranks serve the engine {name} here: start them, with python -m inflight.worker --config FOLDER under "
             "mpiexec, torchrun or srun"
         )
+        self._is_first_look = True
 
     def open(self) -> ExternalLaunch | None:
         """See Launcher. Raises ConfigurationError if the ranks have another configuration than this front."""
-        socket_path = self._found.resolve()
-        if socket_path is None or not is_served(socket_path):
-            return None
-        launch = Launch.beside(socket_path)
+        launch = self._find()
+        if launch is None and self._is_first_look:
+            seconds = self._config.worker_start_timeout_ms / 1000
+            until = " until --ready-timeout" if run_directory() is not None else ""
+            logger.warning("%s; waiting%s, %.0f s at most (worker_start_timeout_ms)", self.absent, until, seconds)
+        self._is_first_look = False
         if launch is None:
             return None
         _check_equal(launch.parameters, self._config.to_parameters())
         return ExternalLaunch(launch, self._found, self._shown)
+
+    def _find(self) -> Launch | None:
+        socket_path = self._found.resolve()
+        return None if socket_path is None or not is_served(socket_path) else Launch.beside(socket_path)
 
     def pids(self) -> list[int]:
         return []
