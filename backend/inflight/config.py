@@ -138,6 +138,8 @@ class EngineConfig:
     """guaranteed_no_evict, max_utilization or static_batch."""
     guided_decoding_backend: GuidedDecodingBackend = GuidedDecodingBackend.LLGUIDANCE
     """llguidance follows guides exactly or refuses them; xgrammar takes more schemas, and drops what it lacks."""
+    guided_decoding_check: bool = False
+    """Hold answers that ended by themselves against their guides once more, by a validator; a failure is counted."""
     priority_preemption: bool = False
     """Requests of higher priority pause running ones of lower priority if rows or KV blocks are short."""
 

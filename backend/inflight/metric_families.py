@@ -182,6 +182,16 @@ REPLAYS = Family(
     description="Requests that went on with other ranks after theirs were lost, each time",
     kind="COUNTER",
 )
+ANSWERS_CHECKED = Family(
+    name="inflight_guided_answers_checked_total",
+    description="Answers that ended by themselves and were held against their guides (guided_decoding_check)",
+    kind="COUNTER",
+)
+ANSWERS_FAILED = Family(
+    name="inflight_guided_answers_failed_total",
+    description="Answers that were checked and did not follow their guides",
+    kind="COUNTER",
+)
 ACCEPTED = Family(
     name="inflight_requests_accepted_total",
     description="Requests that tritonserver has passed on, each prompt by itself, whatever becomes of them",
@@ -222,6 +232,8 @@ FAMILIES = (
     RELAUNCHING,
     PAUSES,
     REPLAYS,
+    ANSWERS_CHECKED,
+    ANSWERS_FAILED,
     ACCEPTED,
     OUTCOMES,
 )

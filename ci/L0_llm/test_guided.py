@@ -9,6 +9,8 @@ import json
 
 import pytest
 from guides import BOMBS, GUIDES, PERSON, is_person
+from server_metrics import Metrics
+from server_process import ServerProcess
 from waiting import until
 
 from inflight_client import Client, InvalidRequest
@@ -16,7 +18,9 @@ from inflight_client import Client, InvalidRequest
 PROMPT = "Once upon a time there was a little duck named"
 
 
-def test_a_streamed_answer_follows_its_json_schema(client: Client) -> None:
+def test_a_streamed_answer_follows_its_json_schema(client: Client, server: ServerProcess) -> None:
+    """The server says so, too: its last check has seen them."""
+    num_checked = Metrics(server).of("inflight_guided_answers_checked_total")
     free = client.generate(PROMPT, max_tokens=24, temperature=0.0).text
 
     def pieces(seed: int) -> list[str]:
@@ -34,6 +38,7 @@ def test_a_streamed_answer_follows_its_json_schema(client: Client) -> None:
 
     for seed in range(4):
         assert is_person("".join(pieces(seed)))
+    until(lambda: Metrics(server).of("inflight_guided_answers_checked_total") >= num_checked + 4, "all are checked")
     # A server whose sender is behind puts many tokens into one piece.
     until(lambda: len(pieces(0)) > 1, "an answer comes in pieces")
     assert client.generate(PROMPT, max_tokens=24, temperature=0.0).text == free

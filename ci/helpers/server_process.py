@@ -39,6 +39,8 @@ MODEL_REPOSITORY = ROOT / "model_repository"
 SMALL_CACHE = {"max_tokens_in_paged_kv_cache": "65536"}
 """Half of what the default model takes by itself: each start of its ranks zeroes the memory. Enough for 24 requests of
 1,800 tokens that are in flight together."""
+CHECKED = {"guided_decoding_check": "true"}
+"""Guided answers are held against their guides, whatever a test looks at."""
 START_DEADLINE = 300.0
 STOP_DEADLINE = 180.0
 
@@ -49,7 +51,7 @@ class ServerFailed(Exception):
 
 class ServerProcess:
     """`options` are those of ServeOptions, `openai` as a dictionary. Ports are free ones unless named, the log goes to
-    a file, and the default model has a SMALL_CACHE."""
+    a file, and the default model has a SMALL_CACHE and is CHECKED."""
 
     def __init__(self, **options: Any) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="inflight-test-")
@@ -60,7 +62,7 @@ class ServerProcess:
         usual = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
         usual |= {"canary_period": 0.0, "adopt_timeout": 0.0, "log_file": str(self._log_path)}
         if "model_repository" not in options:
-            usual["parameters"] = {**SMALL_CACHE, **options.pop("parameters", {})}
+            usual["parameters"] = {**SMALL_CACHE, **CHECKED, **options.pop("parameters", {})}
         self.options: dict[str, Any] = {**usual, **options}
         if openai := options.get("openai"):
             self.options["openai"] = {**openai, "port": openai.get("port") or free_port()}
@@ -79,7 +81,9 @@ class ServerProcess:
     ) -> None:
         if error is not None:
             print(f"---- supervisor\n{self.told}\n---- server log, its end\n{self.log[-8000:]}", file=sys.stderr)
+        failed = "does not follow its guide" in self.log
         self.close()
+        assert not failed or error is not None, "a guided answer does not follow its guide"
 
     def start(self) -> ServerProcess:
         """Launch and wait until ready. Raises ServerFailed if it ends first."""

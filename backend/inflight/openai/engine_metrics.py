@@ -1,4 +1,5 @@
-"""The engine's metrics for /metrics of a server that has launched it, by the names that they have in tritonserver.
+"""The engine's metrics for /metrics, by the names that they have in tritonserver: of a server that has launched it all,
+of another one those of its own front alone.
 
 They are read from the front when somebody asks. What tritonserver shows of requests this server shows of its own, under
 names of its own, and how long relaunches took nobody shows here.
@@ -20,9 +21,9 @@ from inflight.metric_families import Family
 class EngineMetrics(Collector):
     """To be used from one thread."""
 
-    def __init__(self, front: Front, model: str) -> None:
+    def __init__(self, front: Front, model: str, *, is_launched_here: bool) -> None:
         """`model`: the engine's name, a label of every series."""
-        self._front, self._model = front, model
+        self._front, self._model, self._is_launched_here = front, model, is_launched_here
         self._stats: BatchManagerStats | None = None
 
     def describe(self) -> list[Metric]:
@@ -31,6 +32,10 @@ class EngineMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         front = self._front
+        yield self._shown(mf.ANSWERS_CHECKED, {"": front.num_answers_checked()})
+        yield self._shown(mf.ANSWERS_FAILED, {"": front.num_answers_failed()})
+        if not self._is_launched_here:
+            return
         yield self._shown(mf.READY, {"": front.is_ready()})
         yield self._shown(mf.REPLICA_READY, {str(index): ready for index, ready in enumerate(front.ready_replicas())})
         yield self._shown(mf.SPARES, {"": front.num_spares()})

@@ -1,5 +1,4 @@
-"""What /metrics says of this server, in Prometheus' text form. Of the engine it only tells what it is, unless it is
-this server's own: else its metrics are tritonserver's."""
+"""What /metrics says of this server, in Prometheus' text form."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ class ServerMetrics:
     """To be used on the event loop's thread."""
 
     def __init__(self, of_engine: Collector | None = None) -> None:
-        """`of_engine`: the engine's metrics, if they are shown here."""
+        """`of_engine`: what is shown here of the engine."""
         self._registry = CollectorRegistry()
         if of_engine is not None:
             self._registry.register(of_engine)

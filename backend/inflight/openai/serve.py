@@ -227,7 +227,7 @@ class OpenAIServer:
             tokenizer=self._tokenizer,
             names=ModelNames(options.model_names, config.gpt_model_path, config.lora_dir),
             guard=self._guard,
-            metrics=ServerMetrics(EngineMetrics(front, options.engine) if options.launches_ranks else None),
+            metrics=ServerMetrics(EngineMetrics(front, options.engine, is_launched_here=options.launches_ranks)),
             threads=threads,
             feed=feed,
             store=ResponseStore(options.max_stored_responses, options.max_stored_response_bytes),

@@ -25,7 +25,16 @@ from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
 from inflight.executor.front.front import SHUT_DOWN, Front
-from inflight.metric_families import PAUSES, READY, RELAUNCHES, REPLAYS, REPLICA_READY, SPARES
+from inflight.metric_families import (
+    ANSWERS_CHECKED,
+    ANSWERS_FAILED,
+    PAUSES,
+    READY,
+    RELAUNCHES,
+    REPLAYS,
+    REPLICA_READY,
+    SPARES,
+)
 from inflight.open_requests import OpenRequests
 from inflight.request import Request
 from inflight.request_spans import RequestSpans
@@ -115,6 +124,8 @@ class BackendServer:
                 RELAUNCHES.name: executor.num_losses,
                 PAUSES.name: executor.num_pauses,
                 REPLAYS.name: executor.num_replays,
+                ANSWERS_CHECKED.name: executor.num_answers_checked,
+                ANSWERS_FAILED.name: executor.num_answers_failed,
             },
             vllm_families(executor.limits.max_seq_len) if dialect.has_vllm_metrics else None,
         )

@@ -25,6 +25,7 @@ from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, Reques
 from inflight.executor.front.engine_state import ACCEPTING, EngineState
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
+from inflight.executor.front.last_check import LastCheck
 from inflight.executor.front.ready_responses import ReadyResponses, ResponsesChanged
 from inflight.executor.front.replicas import Replicas
 from inflight.executor.front.request_ids import RequestIds
@@ -72,6 +73,7 @@ class Front(StatisticsApi):
         self._journal = Journal(config)
         self._responses = ReadyResponses()
         self._num_losses = 0
+        self._last_check = LastCheck(config) if config.guided_decoding_check else None
 
     @property
     def _state(self) -> EngineState:
@@ -272,6 +274,14 @@ class Front(StatisticsApi):
         """Times that a replica's ranks were lost and a relaunch began."""
         return self._num_losses
 
+    def num_answers_checked(self) -> int:
+        """Answers that ended by themselves and were held against their guides (`guided_decoding_check`)."""
+        return self._last_check.num_checked if self._last_check else 0
+
+    def num_answers_failed(self) -> int:
+        """Of these, the ones that did not follow them."""
+        return self._last_check.num_failed if self._last_check else 0
+
     def num_spares(self) -> int:
         """Loaded sets of ranks that wait to take the place of this front's own ranks, if these die."""
         return 0
@@ -379,6 +389,8 @@ class Front(StatisticsApi):
         with self._changed:
             if self._is_closed() and state is not EngineState.CLOSED:
                 return 0
+            if state is EngineState.CLOSED and self._last_check is not None:
+                self._last_check.end()
             for index in range(len(self._replicas)) if state is EngineState.CLOSED else [replica]:
                 self._replicas.note_state(index, state)
                 self._drop_unsent(index)
@@ -417,10 +429,22 @@ class Front(StatisticsApi):
     def _deliver(self, responses: Iterable[Response]) -> None:
         with self._changed:
             for response in responses:
-                self._responses.extend(self._journal.note(response))
+                entry = self._journal.get(response.request_id) if self._last_check else None
+                noted = self._journal.note(response)
+                self._responses.extend(noted)
+                if entry is not None:
+                    self._check(entry, noted)
             for entry in self._journal.take_handed_over():
                 self._send(entry, self._replicas.prefix(entry.request))
             self._changed.notify_all()
+
+    def _check(self, entry: JournalEntry, responses: list[Response]) -> None:
+        """The answers that these end. Called with the lock held."""
+        params = entry.request.guided_decoding_params
+        for response in responses if params is not None else []:
+            token_ids = entry.ended_by_itself(response)
+            if token_ids is not None and params is not None and self._last_check is not None:
+                self._last_check.submit(entry.request.request_id, params, token_ids)
 
     # -- checks --------------------------------------------------------------------------------------------------------
 

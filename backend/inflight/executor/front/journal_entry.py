@@ -195,6 +195,15 @@ class JournalEntry:
         delivered.is_finished = result.is_sequence_final
         return result
 
+    def ended_by_itself(self, response: Response) -> list[int] | None:
+        """All tokens of the sequence that this response, the newest, has ended, but for the one that did; None if that
+        is not how it ended, or they were too many to be kept."""
+        result = response.result
+        if result is None or not result.is_sequence_final or result.finish_reason is not FinishReason.END_ID:
+            return None
+        token_ids = self._of(result.sequence_index).token_ids
+        return token_ids[:-1] if token_ids else None
+
     def _append(self, delivered: Delivered, result: Result) -> None:
         self._num_delivered += len(result.output_token_ids)
         if self.placement is not None:
