@@ -6,6 +6,7 @@ The names are TensorRT-LLM's, as far as it has them. Grammars are made of it in 
 from __future__ import annotations
 
 import json
+import re
 from enum import Enum
 
 import msgspec
@@ -48,6 +49,13 @@ class GuideType(str, Enum):
     """A JSON list of texts, one of which is the whole output."""
     STRUCTURAL_TAG = "structural_tag"
     """XGrammar's JSON description of tags in free text, and of the content of each."""
+
+
+def grammar_type(grammar: str) -> GuideType:
+    """Which of its two syntaxes a grammar is in, for dialects that do not say: EBNF defines a rule by `::=`, Lark by a
+    colon."""
+    is_lark = re.search(r"^[ \t]*[?!]*start\b[^:\n]*:(?!:=)", grammar, re.MULTILINE)
+    return GuideType.LARK_GRAMMAR if is_lark else GuideType.EBNF_GRAMMAR
 
 
 class WhiteSpace(str, Enum):

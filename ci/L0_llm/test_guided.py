@@ -53,6 +53,24 @@ def test_every_type_is_served(client: Client, name: str) -> None:
     assert answer.finish_reason == "stop" and follows(answer.text)
 
 
+def test_what_is_not_strict_is_followed_as_far_as_it_can_be_and_the_rest_is_named(client: Client) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}, "a": {"type": "string", "pattern": "(?=x)y"}}}
+    guided = {
+        "guided_decoding_guide_type": "json_schema",
+        "guided_decoding_guide": json.dumps({**schema, "required": ["ok"]}),
+        "guided_decoding_white_space": "compact",
+        "max_tokens": 200,
+        "temperature": 1.0,
+        "seed": 3,
+    }
+    with pytest.raises(InvalidRequest, match="pattern of /properties/a"):
+        client.generate(PROMPT, **guided)
+    answer = client.generate(PROMPT, **guided, guided_decoding_strict=False)
+    assert answer.guide_not_enforced == ("/properties/a pattern",)
+    assert answer.finish_reason == "length" or isinstance(json.loads(answer.text)["ok"], bool)
+    assert answer.text.startswith('{"ok":')
+
+
 @pytest.mark.parametrize(
     ("guide_type", "guide", "words"),
     [

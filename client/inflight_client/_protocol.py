@@ -39,6 +39,8 @@ _DTYPES: dict[str, Any] = {
     "pad_id": np.int32,
     "guided_decoding_guide_type": np.object_,
     "guided_decoding_guide": np.object_,
+    "guided_decoding_strict": np.bool_,
+    "guided_decoding_white_space": np.object_,
     "max_draft_len": np.int32,
     "max_matching_ngram_size": np.int32,
     "speculative_max_draft_len": np.int32,
@@ -188,6 +190,7 @@ def chunk_from_reply(reply: Reply) -> Chunk | None:
         prompt_top_log_probs=_top_log_probs(outputs, "prompt_top_token_ids", "prompt_top_log_probs"),
         total_draft_tokens=_count(outputs, "total_draft_tokens"),
         total_accepted_draft_tokens=_count(outputs, "total_accepted_draft_tokens"),
+        guide_not_enforced=tuple(each.decode() for each in _flat(outputs, "guided_decoding_not_enforced")),
     )
 
 

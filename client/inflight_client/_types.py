@@ -47,9 +47,13 @@ class GenerationOptions(TypedDict, total=False):
     """Token that ends the answer; -1 for none."""
     pad_id: int | None
     guided_decoding_guide_type: str | None
-    """json, json_schema, regex, ebnf_grammar or structural_tag: what the answer follows."""
+    """json, json_schema, regex, ebnf_grammar, lark_grammar, choice or structural_tag: what the answer follows."""
     guided_decoding_guide: str | None
-    """The schema, expression, grammar or tags; left out for json."""
+    """The schema, expression, grammar, texts or tags; left out for json."""
+    guided_decoding_strict: bool | None
+    """False: what of a schema cannot be enforced is left out, where the request would be refused."""
+    guided_decoding_white_space: str | None
+    """Of JSON: dumps, compact or free."""
     max_draft_len: int | None
     """Prompt lookup: what followed the last tokens where they stood before is verified, so many tokens in a step; 0 for
     none. Changes no token; faster where the answer repeats parts of the prompt."""
@@ -150,6 +154,9 @@ class Chunk:
     """On the last chunk, if `return_perf_metrics` is set: draft tokens that were verified for the whole request."""
     total_accepted_draft_tokens: int | None = None
     """Of these, the ones that became output."""
+    guide_not_enforced: tuple[str, ...] = ()
+    """On the last chunk, if `guided_decoding_strict` is false: JSON pointer and keyword of each thing that the schema
+    says and the answer need not follow."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,7 @@ class Completion:
     prompt_top_log_probs: TopLogProbs = ()
     total_draft_tokens: int | None = None
     total_accepted_draft_tokens: int | None = None
+    guide_not_enforced: tuple[str, ...] = ()
     request_id: str = field(default="", compare=False)
 
     @property
@@ -235,6 +243,7 @@ class CompletionBuilder:
             prompt_top_log_probs=tuple(top for chunk in chunks for top in chunk.prompt_top_log_probs),
             total_draft_tokens=_last(chunk.total_draft_tokens for chunk in chunks),
             total_accepted_draft_tokens=_last(chunk.total_accepted_draft_tokens for chunk in chunks),
+            guide_not_enforced=tuple(each for chunk in chunks for each in chunk.guide_not_enforced),
             request_id=self.request_id,
         )
 

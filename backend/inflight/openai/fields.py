@@ -152,6 +152,8 @@ class Body(TextBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     guided_json_object: bool | None = None
     guided_decoding_backend: str | None = None
     guided_whitespace_pattern: str | None = None
+    # Ours
+    guided_white_space: str | None = None
     request_id: str | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None

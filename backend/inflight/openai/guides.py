@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from inflight.guided_decoding import GuidedDecodingParams, GuideType, WhiteSpace
+from inflight.guided_decoding import GuidedDecodingParams, GuideType, WhiteSpace, grammar_type
 from inflight.openai.api_error import invalid, unsupported
 from inflight.openai.fields import Body, ResponseFormat, TriggeredStructures
 from inflight.openai.tools.forms import Form, schema_of, tag
@@ -31,7 +31,33 @@ def read_guide(body: Body, calls: GuidedDecodingParams | None = None, *, is_forc
     if len(found) > 1:
         first, second = found[0][0], found[1][0]
         raise invalid(f"{first} and {second} are two grammars for one output: give one of them", second)
-    return found[0] if found else None
+    if not found:
+        if body.guided_white_space is not None:
+            raise invalid(
+                "guided_white_space says how JSON is written, and no field asks for any", "guided_white_space"
+            )
+        return None
+    return _spaced(body, found[0])
+
+
+def _spaced(body: Body, found: Found) -> Found:
+    """With the white space that the request asks for."""
+    asked = body.guided_white_space
+    if asked is None:
+        return found
+    field, params = found
+    try:
+        white_space = WhiteSpace(asked)
+    except ValueError:
+        known = ", ".join(each.value for each in WhiteSpace)
+        raise invalid(f"guided_white_space must be one of {known}", "guided_white_space") from None
+    if body.structured_outputs is not None and body.structured_outputs.disable_any_whitespace:
+        raise invalid(
+            "guided_white_space and structured_outputs.disable_any_whitespace both say what stands between the parts "
+            "of JSON: give one of them",
+            "guided_white_space",
+        )
+    return field, structs.replace(params, white_space=white_space)
 
 
 def answer_form(given: dict[str, Any] | None) -> Form | None:
@@ -126,7 +152,7 @@ def _of_texts(where: str, regex: str | None, choice: list[str] | None, grammar: 
             raise invalid(f"{where}choice must be a list of texts that are not empty", f"{where}choice")
         yield f"{where}choice", GuidedDecodingParams(guide_type=GuideType.CHOICE, guide=json.dumps(choice))
     if grammar is not None:
-        yield f"{where}grammar", GuidedDecodingParams(guide_type=GuideType.EBNF_GRAMMAR, guide=grammar)
+        yield f"{where}grammar", GuidedDecodingParams(guide_type=grammar_type(grammar), guide=grammar)
 
 
 def _any_object() -> GuidedDecodingParams:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
+from inflight.guided_decoding import GuidedDecodingParams
+from inflight.guides.requests import not_enforced
 from inflight.request import Request
 from inflight.server.beam_output import BeamOutput
 from inflight.server.request_builder import RequestBuilder
@@ -53,7 +55,7 @@ class Preparation:
             request, delivered, writer = self._resumption.resume(client, request, token)
             for output, (sequence, finish_reason) in zip(outputs, delivered, strict=True):
                 output.resume(sequence, finish_reason)
-        item.prepare(request, outputs, writer)
+        item.prepare(request, outputs, writer, _left_out(request.guided_decoding_params))
         item.check_wanted()
 
     def _outputs(self, client: ClientRequest, request: Request) -> list[SequenceOutput]:
@@ -89,3 +91,10 @@ class Preparation:
             return None
         text = prompt_text(self._tokenizer, request.input_token_ids) if client.text is None else client.text
         return Prompt(text=text, token_ids=tuple(request.input_token_ids))
+
+
+def _left_out(params: GuidedDecodingParams | None) -> list[str] | None:
+    """See Chunk.guide_not_enforced. Raises InvalidRequest."""
+    if params is None or params.is_strict:
+        return None
+    return [f"{pointer} {keyword}" for pointer, keyword in not_enforced(params)] or None

@@ -12,7 +12,7 @@ from msgspec import structs
 from inflight.context_phase import ContextPhaseParams
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
-from inflight.guided_decoding import GuidedDecodingParams, GuideType
+from inflight.guided_decoding import GuidedDecodingParams, GuideType, WhiteSpace
 from inflight.kv_cache_retention import DEFAULT_PRIORITY, KvCacheRetentionConfig, TokenRangeRetentionConfig
 from inflight.lora import LoraConfig, LoRARequest
 from inflight.output_config import AdditionalModelOutput, OutputConfig
@@ -243,7 +243,14 @@ def _guided_decoding(client: ClientRequest) -> GuidedDecodingParams | None:
     except ValueError:
         known = ", ".join(each.value for each in GuideType)
         raise InvalidRequest(f"guided_decoding_guide_type must be one of {known}") from None
-    return GuidedDecodingParams(guide_type=guide_type, guide=client.guide or "")
+    try:
+        white_space = WhiteSpace(client.guide_white_space or WhiteSpace.DUMPS)
+    except ValueError:
+        known = ", ".join(each.value for each in WhiteSpace)
+        raise InvalidRequest(f"guided_decoding_white_space must be one of {known}") from None
+    return GuidedDecodingParams(
+        guide_type=guide_type, guide=client.guide or "", white_space=white_space, is_strict=client.guide_is_strict
+    )
 
 
 def _ngram_config(client: ClientRequest) -> NGramDecodingConfig | None:

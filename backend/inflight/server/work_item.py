@@ -71,6 +71,7 @@ class WorkItem:
         self._gathers = gathers
         self._outputs: list[SequenceOutput] = []
         self._resume_token: ResumeTokenWriter | None = None
+        self._guide_not_enforced: list[str] | None = None
         self._stopped: list[int] = []
         self._groups: list[list[SequenceOutput]] = []
         """Those whose tokens share responses."""
@@ -80,10 +81,14 @@ class WorkItem:
         self._lock = threading.Lock()
 
     def prepare(
-        self, request: Request, outputs: list[SequenceOutput], resume_token: ResumeTokenWriter | None = None
+        self,
+        request: Request,
+        outputs: list[SequenceOutput],
+        resume_token: ResumeTokenWriter | None = None,
+        guide_not_enforced: list[str] | None = None,
     ) -> None:
-        """Set the request that the engine will get, an output for each of its sequences, and what writes its resume
-        token.
+        """Set the request that the engine will get, an output for each of its sequences, what writes its resume token,
+        and what is said of its guide, see Chunk.
 
         The time that was spent before this call is taken off the request's allotted time. Raises RequestTimedOut if
         none is left.
@@ -94,6 +99,7 @@ class WorkItem:
                 raise RequestTimedOut(f"request Id {self.shown_id} waited longer than the time it was allotted")
             request = structs.replace(request, allotted_time_ms=left)
         self.request = request
+        self._guide_not_enforced = guide_not_enforced
         self._resume_token = resume_token
         self._outputs = outputs
         self._groups = [outputs] if self._gathers else [[output] for output in outputs]
@@ -194,7 +200,12 @@ class WorkItem:
             for group in ready:
                 self._send(group)
             first, *others = self._take_chunks(last)
-            first = replace(first, perf_metrics=self.perf_metrics, context_phase_params=self._context_phase_params)
+            first = replace(
+                first,
+                perf_metrics=self.perf_metrics,
+                context_phase_params=self._context_phase_params,
+                guide_not_enforced=self._guide_not_enforced,
+            )
             self._send_final([first, *others])
         else:
             for group in ready:

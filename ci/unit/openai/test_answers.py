@@ -221,6 +221,22 @@ def test_white_space_is_left_out_where_a_client_asks_for_that(running: Running) 
     assert params is not None and params.white_space is WhiteSpace.COMPACT
 
 
+@pytest.mark.parametrize("guide", [format_of({"type": "object"}), {"guided_json_object": True}])
+def test_white_space_is_free_where_a_client_asks_for_that(running: Running, guide: dict[str, Any]) -> None:
+    complete(running, **guide, guided_white_space="free")
+    params = running.engine.sent.guided_decoding_params
+    assert params is not None and params.white_space is WhiteSpace.FREE
+
+
+@pytest.mark.parametrize(
+    ("grammar", "kind"), [("root ::= [ab]+", GuideType.EBNF_GRAMMAR), ("start: /[ab]+/", GuideType.LARK_GRAMMAR)]
+)
+def test_a_grammar_is_known_by_how_it_defines_a_rule(running: Running, grammar: str, kind: GuideType) -> None:
+    complete(running, guided_grammar=grammar)
+    params = running.engine.sent.guided_decoding_params
+    assert params is not None and params.guide_type is kind
+
+
 def test_a_format_of_text_is_none(running: Running) -> None:
     ask(running, response_format={"type": "text"})
     assert running.engine.sent.guided_decoding_params is None

@@ -22,6 +22,7 @@ from inflight.errors import (
     RequestCancelled,
     StepFailed,
 )
+from inflight.guided_decoding import WhiteSpace
 from inflight.metric_families import OUTCOMES
 from inflight.result import FinishReason, Response, Result
 from inflight.server.backend_server import BackendServer
@@ -38,6 +39,32 @@ def test_the_prompt_is_part_of_the_answer_unless_excluded(ask, executor: FakeExe
     assert finish(executor, ask(PROMPT)).text == "hiok"
     assert finish(executor, ask({"input_ids": [104, 105], "max_tokens": 8})).text == "hiok"
     assert finish(executor, ask({**PROMPT, "stream": True})).text == "ok"
+
+
+UNENFORCED = '{"type": "object", "properties": {"a/b": {"type": "string", "pattern": "(?=a)b"}}}'
+
+
+def test_what_a_schema_says_and_is_not_enforced_is_named_with_the_last_response(ask, executor: FakeExecutor) -> None:
+    guided = {**PROMPT, "guided_decoding_guide_type": "json_schema", "guided_decoding_guide": UNENFORCED, "end_id": 1}
+    assert "pattern of /properties/a~1b" in str(ask(guided).error)
+    sender = ask({**guided, "guided_decoding_strict": False, "stream": True})
+    executor.push(tokens(executor.last.request_id, [97]))
+    until(lambda: len(sender.responses) == 1)
+    executor.push(tokens(executor.last.request_id, [98], FinishReason.LENGTH))
+    assert sender.finished.wait(LONG)
+    first, last = sender.responses
+    assert "guided_decoding_not_enforced" not in first.names()
+    assert last["guided_decoding_not_enforced"] == "/properties/a~1b pattern"
+
+
+def test_white_space_of_json_is_the_clients_choice(ask, executor: FakeExecutor) -> None:
+    guided = {**PROMPT, "guided_decoding_guide_type": "json", "end_id": 1}
+    for asked, used in (("", WhiteSpace.DUMPS), ("compact", WhiteSpace.COMPACT), ("free", WhiteSpace.FREE)):
+        sender = ask({**guided, "guided_decoding_white_space": asked})
+        assert executor.last.guided_decoding_params.white_space is used
+        finish(executor, sender)
+    sender = ask({**guided, "guided_decoding_white_space": "none"})
+    assert "guided_decoding_white_space must be one of dumps, compact, free" in str(sender.error)
 
 
 def test_what_comes_together_is_sent_together(ask, executor: FakeExecutor) -> None:

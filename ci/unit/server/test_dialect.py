@@ -273,6 +273,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         additional_outputs=["hidden_states"],
         gather_context=True,
         num_return_sequences=3,
+        guide_is_strict=False,
         return_resume_token=True,
         request_type=RequestType.CONTEXT_ONLY,
     )
@@ -290,6 +291,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         generation_logits=np.zeros((2, 300), np.float32),
         hidden_states=np.zeros((2, 8), np.float32),
         context_hidden_states=np.zeros((5, 8), np.float32),
+        guide_not_enforced=["/a not", " pattern"],
         resume_token="ab.",
         context_phase_params=np.zeros(90, np.uint8),
         perf_metrics=PerfMetrics(arrival_time_ns=2**40, total_draft_tokens=4, total_accepted_draft_tokens=3),
@@ -314,6 +316,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         "context_hidden_states": (5, 8),
         "num_input_tokens": (1,),
         "num_output_tokens": (1,),
+        "guided_decoding_not_enforced": (2,),
         "resume_token": (1,),
         "context_phase_params": (90,),
         **dict.fromkeys(PERF_METRICS, (1,)),

@@ -95,11 +95,21 @@ def test_sampling_parameters_of_other_types() -> None:
         ('{"regex": "a+"}', "regex", "a+"),
         ({"choice": ["yes", 'n"o']}, "choice", r'["yes", "n\"o"]'),
         ({"json_object": True, "regex": None}, "json", None),
+        ({"grammar": "root ::= [a-z]+"}, "ebnf_grammar", "root ::= [a-z]+"),
+        ({"grammar": 'a: "b"\n?start: a'}, "lark_grammar", 'a: "b"\n?start: a'),
+        ({"grammar": 'root ::= "start: "', "backend": "auto", "disable_fallback": True}, "ebnf_grammar", None),
     ],
 )
 def test_structured_outputs(guide: Any, kind: str, text: str | None) -> None:
     client = sampling({"structured_outputs": guide})
-    assert (client.guide_type, client.guide) == (kind, text)
+    assert client.guide_type == kind and (text is None or client.guide == text)
+    assert client.guide_white_space is None
+
+
+def test_white_space_is_left_out_where_vllms_clients_ask_for_that() -> None:
+    guide = {"json": {"type": "object"}, "disable_any_whitespace": True}
+    assert sampling({"structured_outputs": guide}).guide_white_space == "compact"
+    assert sampling({"guided_decoding": {**guide, "disable_any_whitespace": False}}).guide_white_space is None
 
 
 @pytest.mark.parametrize(
@@ -121,7 +131,10 @@ def test_structured_outputs(guide: Any, kind: str, text: str | None) -> None:
         ({"ignore_eos": 3}, "ignore_eos must be true or false"),
         ({"logit_bias": [1]}, "logit_bias must map"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "exactly one"),
-        ({"structured_outputs": {"whitespace_pattern": " "}}, "not supported"),
+        ({"structured_outputs": {"whitespace_pattern": " "}}, r"structured_outputs\.whitespace_pattern is not supp"),
+        ({"structured_outputs": {"json": {}, "backend": "outlines"}}, r"structured_outputs\.backend is not supported"),
+        ({"structured_outputs": {"json": {}, "disable_any_whitespace": "no"}}, "must be true or false"),
+        ({"structured_outputs": {"jsn": {}}}, "unknown"),
         ({"structured_outputs": {"choice": []}}, "choice must be"),
         ({"stop": ["a", ""]}, "^stop must hold no empty text$"),
         ({"bad_words": [""]}, "^bad_words must hold no empty text$"),

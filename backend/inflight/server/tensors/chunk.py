@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from inflight.result import PerfMetrics
 from inflight.server.tensors.tensor_values import Array
 
-OF_REQUEST = ("batch_index", "sequence_index", "num_input_tokens", "perf_metrics.", "prompt_", "context_")
+OF_REQUEST = ("batch_index", "sequence_index", "num_input_tokens", "perf_metrics.", "prompt_", "context_", "guide_")
 """What the names of values begin with that a request has once, however many sequences it has."""
 
 
@@ -36,6 +36,9 @@ class Chunk:
     """Of the whole request, on its last chunk; None if its sequences were ended before the ranks had reported them."""
     resume_token: str | None = None
     """What this chunk adds to the resume token of its stream; None = the request has none."""
+
+    guide_not_enforced: list[str] | None = None
+    """On its last chunk: pointer and keyword of what a schema says and the output need not follow. None = nothing."""
 
     context_phase_params: Array | None = None
     """Of the whole request, on its last chunk: uint8. None = it has none."""

@@ -72,6 +72,10 @@ class ClientRequest:
 
     guide_type: str | None = None
     guide: str | None = None
+    guide_is_strict: bool = True
+    """False: what cannot be enforced is left out, and named in the answer."""
+    guide_white_space: str | None = None
+    """A WhiteSpace; empty, as by clients that fill every tensor, counts as unset."""
     logits_post_processor_name: str | None = None
     """Empty, as by clients that fill every tensor, counts as unset."""
 
@@ -145,6 +149,11 @@ class ClientRequest:
     """One for each token of the prompt, or one for all that are rows of the table."""
     prompt_embeds: EmbeddingTable | None = None
     """Embeddings of the whole prompt, instead of text or token ids."""
+
+    @property
+    def may_leave_out(self) -> bool:
+        """Whether its guide may be followed in part."""
+        return not self.guide_is_strict
 
     @property
     def is_context_only(self) -> bool:

@@ -85,6 +85,18 @@ GUIDED_DECODING = (
     scalar("guided_decoding_guide_type", TensorType.STRING, "guide_type"),
     scalar("guided_decoding_guide", TensorType.STRING, "guide"),
 )
+GUIDE_OPTIONS = (
+    scalar("guided_decoding_strict", TensorType.BOOL, "guide_is_strict"),
+    scalar("guided_decoding_white_space", TensorType.STRING, "guide_white_space"),
+)
+GUIDE_NOT_ENFORCED = OutputTensor(
+    name="guided_decoding_not_enforced",
+    dtype=TensorType.STRING,
+    dims=(-1,),
+    value="guide_not_enforced",
+    asked_by="may_leave_out",
+    by_name={},
+)
 DRAFTS = (
     row("draft_input_ids", TensorType.INT32, read_drafts),
     InputTensor(name="draft_logits", dtype=TensorType.FP32, dims=(-1, -1), field="draft_logits", read=read_matrix),

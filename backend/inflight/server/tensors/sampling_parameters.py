@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inflight.errors import InvalidRequest
+from inflight.guided_decoding import WhiteSpace, grammar_type
 from inflight.server.tensors.tensor_values import MAX_WORDS, MAX_WORDS_BYTES, Array, ReadLimits, read_scalar
 from inflight.text.safe_text import safe_text
 
@@ -143,16 +144,18 @@ def _set_logit_bias(key: str, value: Any) -> dict[str, Any]:
     }
 
 
-GUIDES = {"json": "json_schema", "regex": "regex", "grammar": "ebnf_grammar", "structural_tag": "structural_tag"}
-"""What the output follows, in vLLM's words and as a guided_decoding_guide_type."""
-GUIDE_OPTIONS = (
-    "whitespace_pattern",
-    "disable_fallback",
-    "disable_any_whitespace",
-    "disable_additional_properties",
-    "backend",
-)
-"""Keys that tune vLLM's grammars: refused if they are set, as the output would differ."""
+GUIDES = {"json": "json_schema", "regex": "regex", "grammar": "", "structural_tag": "structural_tag"}
+"""What the output follows, in vLLM's words and as a guided_decoding_guide_type; "" = as its text says."""
+GUIDE_OPTIONS = {
+    "whitespace_pattern": "JSON is as json.dumps writes it, or compact",
+    "disable_additional_properties": (
+        "objects have no other properties than those that are named, unless additionalProperties says so"
+    ),
+    "backend": "the engine's configuration chooses it for all requests",
+}
+"""Keys that tune vLLM's grammars, refused if they are set, as the output would differ: why."""
+WITHOUT_EFFECT = ("disable_fallback",)
+"""No other library follows a guide that this one refuses."""
 
 
 def _set_log_probs(key: str, value: Any) -> dict[str, Any]:
@@ -164,21 +167,30 @@ def _set_guide(key: str, value: Any) -> dict[str, Any]:
     guide = _parsed(key, value) if isinstance(value, str) else value
     if not isinstance(guide, dict):
         raise InvalidRequest(f"{key} must be a JSON object")
-    said = {name: each for name, each in guide.items() if each not in (None, False)}
+    said = {name: each for name, each in guide.items() if each not in (None, False) and name not in WITHOUT_EFFECT}
+    is_compact = said.pop("disable_any_whitespace", False)
+    if is_compact not in (True, False):
+        raise InvalidRequest(f"{key}: disable_any_whitespace must be true or false")
+    if said.get("backend") == "auto":
+        del said["backend"]
+    refused = next((name for name in said if name in GUIDE_OPTIONS), None)
+    if refused is not None:
+        raise InvalidRequest(f"{key}.{refused} is not supported: {GUIDE_OPTIONS[refused]}")
     unknown = [name for name in said if name not in (*GUIDES, "choice", "json_object")]
     if unknown:
-        known = "is not supported" if unknown[0] in GUIDE_OPTIONS else "is unknown"
-        raise InvalidRequest(f"{key} has a key that {known}: use one of {', '.join(GUIDES)}, choice, json_object")
+        raise InvalidRequest(f"{key} has a key that is unknown: use one of {', '.join(GUIDES)}, choice, json_object")
     if len(said) != 1:
         raise InvalidRequest(f"{key} must have exactly one of {', '.join(GUIDES)}, choice and json_object")
     ((kind, content),) = said.items()
+    spaces = {"guide_white_space": WhiteSpace.COMPACT.value} if is_compact else {}
     if kind == "json_object":
-        return {"guide_type": "json"}
+        return {"guide_type": "json", **spaces}
     if kind == "choice":
         if not isinstance(content, list) or not content or not all(isinstance(each, str) for each in content):
             raise InvalidRequest(f"{key}: choice must be a list of texts")
         return {"guide_type": "choice", "guide": json.dumps(content)}
-    return {"guide_type": GUIDES[kind], "guide": content if isinstance(content, str) else json.dumps(content)}
+    text = content if isinstance(content, str) else json.dumps(content)
+    return {"guide_type": GUIDES[kind] or grammar_type(text).value, "guide": text, **spaces}
 
 
 NOT_OFFERED = "this engine has no such option"
@@ -202,8 +214,8 @@ PARAMETERS = (
     Parameter(name="ignore_eos", set=_set_ignore_eos, field="end_id"),
     Parameter(name="logit_bias", set=_set_logit_bias, field="logit_bias_ids, logit_bias_values"),
     Parameter(name="logprobs", set=_set_log_probs, field="num_log_probs"),
-    Parameter(name="structured_outputs", set=_set_guide, field="guide_type, guide"),
-    Parameter(name="guided_decoding", set=_set_guide, field="guide_type, guide"),
+    Parameter(name="structured_outputs", set=_set_guide, field="guide_type, guide, guide_white_space"),
+    Parameter(name="guided_decoding", set=_set_guide, field="guide_type, guide, guide_white_space"),
     Parameter(name="lora_name", set=_text("lora_name"), field="lora_name"),
     Parameter(name="prompt_logprobs", neutral=None, reason="no output has them"),
     Parameter(name="detokenize", neutral=(True,), reason="the output is text"),

@@ -251,7 +251,9 @@ def to_array(value: object, numpy_type: type, rank: int) -> Array:
     if isinstance(value, np.ndarray):
         return value.astype(numpy_type, copy=False).reshape((1,) * (rank - value.ndim) + value.shape)
     if isinstance(value, str):
-        return np.array([value.encode("utf-8", "replace")], dtype=np.object_).reshape((1,) * rank)
+        value, numpy_type = [value], np.object_
+    if numpy_type is np.object_ and isinstance(value, list):
+        value = [text.encode("utf-8", "replace") for text in value]
     return np.array(value, dtype=numpy_type).reshape((1,) * (rank - 1) + (-1,))
 
 
