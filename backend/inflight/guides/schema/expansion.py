@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -27,8 +27,15 @@ MAX_STEPS = 100_000
 class Expansion:
     """Of the schemas of one guide. `drop` is told of what cannot be expressed; it raises where that must be refused."""
 
-    def __init__(self, documents: Documents, drop: Callable[[GuideRefused], None]) -> None:
+    def __init__(
+        self,
+        documents: Documents,
+        drop: Callable[[GuideRefused], None],
+        left_out: Container[tuple[str, str]] = (),
+    ) -> None:
+        """`left_out`: pointers and keywords that say nothing."""
         self.documents = documents
+        self._left_out = left_out
         self.drop = drop
         self.work = 0
         self.steps = 0
@@ -140,6 +147,11 @@ class Expansion:
                 )
         # Properties first: their order is that of what is generated. Unevaluated ones after all others.
         keys = [k for k in keys if k in KNOWN and k not in ANNOTATIONS]
+        ignored = [k for k in keys if (place.pointer, k) in self._left_out]
+        if ignored:
+            keys = [k for k in keys if k not in ignored]
+            if not holds:
+                return ANY  # whether they break it is not known
         keys.sort(key=lambda k: (k.startswith("unevaluated"), k in ("required",)))
         union: Union_ = ANY if holds else ()
         for key in keys:

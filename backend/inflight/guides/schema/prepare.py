@@ -14,6 +14,8 @@ from inflight.guides.schema.writing import Writing
 
 MAX_BYTES = 1 << 17
 """Of the schema that is made."""
+MAX_LEFT_OUT = 16
+"""Keywords of a schema that is not strict which are found to be no way to write it, one after the other."""
 ESCAPES = '"\\\\bfnrt'
 
 
@@ -46,15 +48,31 @@ def prepare_schema(
     word about others get no others. Raises GuideRefused for what is malformed, what is beyond the bounds of work, what
     has no instance and, when strict, what cannot be enforced.
     """
-    dropped: dict[tuple[str, str], None] = {}
+    documents = Documents(schema)
+    left_out: dict[tuple[str, str], None] = {}
+    while True:
+        try:
+            return _prepared(documents, left_out, is_strict=is_strict, closes_objects=closes_objects)
+        except GuideRefused as refused:
+            # What cannot be written is known behind all that was read: once more without it.
+            spot = (refused.pointer, refused.keyword)
+            may_go = not (is_strict or refused.is_final) and refused.keyword and spot not in left_out
+            if not may_go or len(left_out) == MAX_LEFT_OUT:
+                raise
+            left_out[spot] = None
+
+
+def _prepared(
+    documents: Documents, left_out: dict[tuple[str, str], None], *, is_strict: bool, closes_objects: bool
+) -> Prepared:
+    dropped = dict(left_out)
 
     def drop(refused: GuideRefused) -> None:
         if is_strict or refused.is_final or not refused.keyword:
             raise refused
         dropped[refused.pointer, refused.keyword] = None
 
-    documents = Documents(schema)
-    writing = Writing(Expansion(documents, drop), closes_objects)
+    writing = Writing(Expansion(documents, drop, left_out), closes_objects)
     try:
         made = writing.write(frozenset({Claim(documents.root)}))
     except RecursionError as error:

@@ -29,13 +29,18 @@ class Writing:
         self._written: dict[frozenset[Claim], Schema] = {}
         self._open: dict[frozenset[Claim], str] = {}
         self._referred: set[str] = set()
-        self.place = ""
+        self._places: list[str] = [""]
         self._count = 0
         self.num_matched = 0
         self.has_known_among_others = False
         """Whether an object has names with schemas of their own, and others."""
         self.numbered: GuideRefused | None = None
         """What is said if a text cannot be written for its characters that JSON writes by their numbers alone."""
+
+    @property
+    def place(self) -> str:
+        """Pointer of the first schema of what is being written."""
+        return self._places[0]
 
     def write(self, claims: frozenset[Claim]) -> Schema:
         claims = frozenset(c for c in claims if c.place.schema is not c.holds)
@@ -52,14 +57,14 @@ class Writing:
         name = self._open[claims] = f"s{self._count}"
         if len(self._open) > 60:
             raise GuideRefused("needs schemas deeper than 60")
-        outer, self.place = self.place, min(claim.place.pointer for claim in claims)
+        outer, self._places = self._places, sorted(claim.place.pointer for claim in claims)
         try:
             ordered = sorted(claims, key=lambda claim: (claim.place.pointer, claim.place.scope, not claim.holds))
             union = self.expansion.all_of(ordered)
             schema = self.union(union)
         finally:
             del self._open[claims]
-            self.place = outer
+            self._places = outer
         if isinstance(schema, dict) and (name in self._referred or "object" in str(schema.get("type"))):
             self.definitions[name] = schema
             schema = {"$ref": f"#/$defs/{name}"}
@@ -73,8 +78,13 @@ class Writing:
             raise self.refusal(f"needs more than {MAX_ALTERNATIVES} alternatives", "")
         return False if not written else written[0] if len(written) == 1 else {"anyOf": written}
 
-    def refusal(self, what: str, keyword: str) -> GuideRefused:
-        return GuideRefused(what, pointer=self.place, keyword=keyword)
+    def refusal(self, what: str, *keywords: str) -> GuideRefused:
+        """Of what is being written, by the first of its schemas that has one of the keywords."""
+        for keyword in keywords:
+            holder = self.expansion.documents.holder(keyword, self._places)
+            if holder is not None:
+                return GuideRefused(what, pointer=holder, keyword=keyword)
+        return GuideRefused(what, pointer=self.place, keyword=keywords[0])
 
     def fact(self, fact: Fact) -> Iterator[Schema]:
         if isinstance(fact, Null):
@@ -95,7 +105,7 @@ class Writing:
         patterns = fact.patterns
         if any(map(NUMBERED.search, fact.values or ())) or any(map(NUMBERED_CODE.search, patterns)):
             what = "has control characters in a text, beside objects with known names among others"
-            self.numbered = self.refusal(what, "enum" if fact.values else "pattern")
+            self.numbered = self.refusal(what, *(("const", "enum") if fact.values else ("pattern",)))
         if fact.excluded:
             if max(len(text) for text in fact.excluded) > MAX_EXCLUDED:
                 raise self.refusal(f"excludes text longer than {MAX_EXCLUDED} characters", "not")
