@@ -1,8 +1,8 @@
 """`python -m ci.bench.pauses`: how long a stream pauses when its rank is killed: if the next rank reads the weights, if
 it maps them, and with a spare.
 
-Engines that each stream in turn and lose their rank in the middle. The pause is the longest time between two of a
-stream's responses. A spare is loaded before each kill.
+Engines that each stream in turn and lose their rank in the middle, free text and JSON. The pause is the longest time
+between two of a stream's responses. A spare is loaded before each kill.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from ci.bench.checkpoint import make_checkpoint
 from ci.bench.report import machine, result_path
 from inflight.config import EngineConfig
 from inflight.executor.executor import Executor
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.request import Request
 from inflight.sampling_config import SamplingConfig
+from inflight.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[2]
 CHECKPOINT = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
@@ -41,6 +43,16 @@ ENGINES: dict[str, dict[str, int]] = {
     "a spare": {"spare_ranks": 1},
 }
 """What differs in their configuration."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"text": {"type": "string", "minLength": 4 * NEW_TOKENS}},
+    "required": ["text"],
+}
+GUIDES = {
+    "": None,
+    ", JSON": GuidedDecodingParams(guide_type=GuideType.JSON_SCHEMA, guide=json.dumps(SCHEMA)),
+}
+"""What streams follow."""
 
 
 def main(arguments: list[str]) -> int:
@@ -56,17 +68,30 @@ def main(arguments: list[str]) -> int:
         num_threads=1,
         max_tokens_in_paged_kv_cache=65_536,
     )
-    pauses: dict[str, list[float]] = {name: [] for name in ENGINES}
+    end_ids = Tokenizer.load(CHECKPOINT).end_ids
+    pauses: dict[str, list[float]] = {name + kind: [] for name in ENGINES for kind in GUIDES}
     with ExitStack() as stack:
         executors = [stack.enter_context(Executor(config=replace(config, **options))) for options in ENGINES.values()]
-        expected = stream(executors[0], is_killed=False)[0]
+        requests = {
+            kind: Request(
+                input_token_ids=PROMPT,
+                max_tokens=NEW_TOKENS,
+                streaming=True,
+                sampling_config=SamplingConfig(temperature=1.0, seed=11),
+                guided_decoding_params=params,
+                end_ids=end_ids if params else [],
+            )
+            for kind, params in GUIDES.items()
+        }
+        expected = {kind: stream(executors[0], request, is_killed=False)[0] for kind, request in requests.items()}
         for _ in range(chosen.kills):
-            for seconds, executor, options in zip(pauses.values(), executors, ENGINES.values(), strict=True):
-                while executor.num_spares() < options.get("spare_ranks", 0):
-                    time.sleep(0.1)
-                tokens, pause = stream(executor, is_killed=True)
-                assert tokens == expected, "another stream"
-                seconds.append(pause)
+            for (name, options), executor in zip(ENGINES.items(), executors, strict=True):
+                for kind, request in requests.items():
+                    while executor.num_spares() < options.get("spare_ranks", 0):
+                        time.sleep(0.1)
+                    tokens, pause = stream(executor, request, is_killed=True)
+                    assert tokens == expected[kind], "another stream"
+                    pauses[name + kind].append(pause)
     table = Table(title=f"pause of a stream whose rank is killed, in seconds, {chosen.kills} kills each")
     for column in ("", "p50", "max"):
         table.add_column(column, justify="right" if column else "left")
@@ -88,18 +113,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def stream(executor: Executor, *, is_killed: bool) -> tuple[list[int], float]:
-    """The tokens of a sampled stream, and the longest time in seconds between two of its responses."""
-    request_id = executor.next_request_id()
-    executor.enqueue_request(
-        Request(
-            request_id=request_id,
-            input_token_ids=PROMPT,
-            max_tokens=NEW_TOKENS,
-            streaming=True,
-            sampling_config=SamplingConfig(temperature=1.0, seed=11),
-        )
-    )
+def stream(executor: Executor, request: Request, *, is_killed: bool) -> tuple[list[int], float]:
+    """The tokens of a stream, and the longest time in seconds between two of its responses."""
+    request_id = executor.enqueue_request(request)
     tokens: list[int] = []
     pause, before, number, is_final = 0.0, time.monotonic(), 0, False
     while not is_final:

@@ -25,10 +25,10 @@ MAX_TRANSLATIONS = 256
 """Translated guides that are kept; each is at most a few times its guide."""
 
 PARSER_LIMITS = LLParserLimits(
-    max_items_in_row=2_000,
+    max_items_in_row=1_000,
     initial_lexer_fuel=400_000,
     step_lexer_fuel=60_000,
-    step_max_items=20_000,
+    step_max_items=8_000,
     max_lexer_states=20_000,
     max_grammar_size=50_000,
     verbose_errors=False,
