@@ -31,6 +31,10 @@ class GuidedDecodingBackend(str, Enum):
     XGRAMMAR = "xgrammar"
     """It takes more schemas, and drops in silence what it cannot express; neither time nor memory is bounded."""
 
+    def is_meant_by(self, name: str) -> bool:
+        """Whether clients of vLLM that name a library per request, by its own name or by vLLM's, get what they want."""
+        return name in ("", "auto", self.value) or (name == "guidance" and self is GuidedDecodingBackend.LLGUIDANCE)
+
 
 class GuideType(str, Enum):
     """What `GuidedDecodingParams.guide` is."""
@@ -67,6 +71,30 @@ class WhiteSpace(str, Enum):
     """Nothing."""
     FREE = "free"
     """Any white space that JSON allows, within bounds."""
+
+
+MAX_WHITE_SPACE = 8
+"""Characters of free white space in one place; without a bound, weak models write no others."""
+_CHARACTERS = {" ": " ", r"\t": "\t", r"\n": "\n", r"\r": "\r", "\t": "\t", "\n": "\n", "\r": "\r", r"\s": " \t\n\r"}
+_ONE = "|".join(map(re.escape, _CHARACTERS))
+_PATTERN = re.compile(rf"(?P<one>{_ONE}|\[(?:{_ONE})+\])(?P<count>[*+?]|\{{(?P<low>\d{{1,4}}),(?P<high>\d{{0,4}})\}})")
+NO_SUCH_SPACE = "it must be one class of white space, and allow none of it, as [ ]? does"
+
+
+def white_space_of(pattern: str) -> WhiteSpace | None:
+    """For clients of vLLM, who give a regular expression of what may stand between two parts: the freest WhiteSpace of
+    which it matches all. None if it matches all of none, or is not one repeated class of characters."""
+    found = _PATTERN.fullmatch(pattern)
+    if found is None:
+        return None
+    characters = {each for one in re.findall(_ONE, found["one"]) for each in _CHARACTERS[one]}
+    least, most = {"*": ("0", ""), "+": ("1", ""), "?": ("0", "1")}.get(found["count"], (found["low"], found["high"]))
+    if int(least) > 0:
+        return None
+    bound = MAX_WHITE_SPACE if most == "" else int(most)
+    if characters >= set(" \t\n\r") and bound >= MAX_WHITE_SPACE:
+        return WhiteSpace.FREE
+    return WhiteSpace.DUMPS if " " in characters and bound else WhiteSpace.COMPACT
 
 
 class Reasoning(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

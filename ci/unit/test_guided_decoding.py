@@ -14,6 +14,8 @@ from inflight.guided_decoding import (
     GuidedDecodingParams,
     GuideType,
     Reasoning,
+    WhiteSpace,
+    white_space_of,
 )
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -82,3 +84,26 @@ def test_a_request_with_a_grammar_needs_an_end_token() -> None:
     request = Request(request_id=1, input_token_ids=[1], max_tokens=5, guided_decoding_params=params("json"))
     with pytest.raises(InvalidRequest, match="needs an end token"):
         LIMITS.validate(request)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "white_space"),
+    [
+        ("[ ]?", WhiteSpace.DUMPS),
+        (" *", WhiteSpace.DUMPS),
+        (r"[\n\t ]*", WhiteSpace.DUMPS),
+        (r"\s{0,3}", WhiteSpace.DUMPS),
+        (r"\s*", WhiteSpace.FREE),
+        ("[ \t\n\r]{0,8}", WhiteSpace.FREE),
+        (r"[\n]*", WhiteSpace.COMPACT),
+        (" {0,0}", WhiteSpace.COMPACT),
+        (" ", None),
+        (r"\s+", None),
+        ("[ ]{1,}", None),
+        ("[a ]*", None),
+        (r"( |\n)*", None),
+        (" {0,99999}", None),
+    ],
+)
+def test_a_pattern_of_white_space_is_the_freest_kind_within_it(pattern: str, white_space: WhiteSpace | None) -> None:
+    assert white_space_of(pattern) is white_space

@@ -10,8 +10,11 @@ from inflight.request import Request
 from inflight.request_limits import RequestLimits
 
 
-def not_enforced(params: GuidedDecodingParams) -> tuple[tuple[str, str], ...]:
-    """JSON pointer and keyword of what a guide that is not strict says, and its grammar does not."""
+def not_enforced(params: GuidedDecodingParams | None, limits: RequestLimits) -> tuple[tuple[str, str], ...]:
+    """JSON pointer and keyword of what a guide that is not strict says, and its grammar does not. Empty where XGrammar
+    follows guides, which does not tell. Raises InvalidRequest as `with_grammar` does."""
+    if params is None or params.is_strict or limits.guided_decoding_backend is not GuidedDecodingBackend.LLGUIDANCE:
+        return ()
     return translate(params).not_enforced
 
 

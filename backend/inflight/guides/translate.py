@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 from msgspec import structs
 
-from inflight.guided_decoding import GuidedDecodingParams, GuideType, Reasoning, WhiteSpace
+from inflight.guided_decoding import MAX_WHITE_SPACE, GuidedDecodingParams, GuideType, Reasoning, WhiteSpace
 from inflight.guides.lark.client_lark import START, read_lark
 from inflight.guides.lark.ebnf import read_ebnf
 from inflight.guides.lark.expression import (
@@ -38,13 +38,11 @@ from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema import prepare_schema
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-MAX_WHITE_SPACE = 8
-"""Characters of white space behind a reasoning; without a bound, weak models write no others."""
 SPACE = Characters(ranges=((0x09, 0x0A), (0x0D, 0x0D), (0x20, 0x20)))
 SPACING: dict[WhiteSpace, dict[str, Any]] = {
     WhiteSpace.DUMPS: {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "},
     WhiteSpace.COMPACT: {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
-    WhiteSpace.FREE: {"whitespace_flexible": True, "whitespace_pattern": r"[ \t\n\r]{0,8}"},
+    WhiteSpace.FREE: {"whitespace_flexible": True, "whitespace_pattern": rf"[ \t\n\r]{{0,{MAX_WHITE_SPACE}}}"},
 }
 FIRST = {"object": "{", "array": "[", "string": '"', "boolean": "tf", "null": "n", "number": "-0123456789"}
 """Characters that a JSON text begins with, by its type."""

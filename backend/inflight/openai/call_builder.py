@@ -24,7 +24,7 @@ from inflight.openai.call import Call, PromptCall
 from inflight.openai.chat_format import ChatFormat
 from inflight.openai.choice import Choice
 from inflight.openai.fields import Body, ChatBody, CompletionBody, check_fields, check_stream_options
-from inflight.openai.guides import Found, read_guide
+from inflight.openai.guides import Found, check_backend, read_guide
 from inflight.openai.log_probs import LogProbWriter
 from inflight.openai.param_names import ParamNames
 from inflight.openai.prompts import PromptEncoder, split_prompts
@@ -110,7 +110,7 @@ class CallBuilder:
         shared = self._shared(body, limits, 1, output, found, adapter)
         request = self._request(body, token_ids, limits, wanted, None, shared)
         prompts = [self._prompt_call(body, request, shared, shown=frozenset() if format is None else self._tag_ids)]
-        return self._call(body, prompts, model, shared, includes_usage, format=format)
+        return self._call(body, prompts, limits, model, shared, includes_usage, format=format)
 
     def count_tokens(self, body: ChatBody, limits: RequestLimits) -> int:
         """Of the prompt that a chat makes."""
@@ -162,7 +162,7 @@ class CallBuilder:
             request = self._request(body, token_ids, limits, wanted, COMPLETION_TOKENS, shared)
             is_whole = isinstance(prompt, str) and len(request.input_token_ids) == len(token_ids)
             prompts.append(self._prompt_call(body, request, shared, str(prompt) if is_whole else None))
-        return self._call(body, prompts, model, shared, includes_usage, scores_only=scores_only)
+        return self._call(body, prompts, limits, model, shared, includes_usage, scores_only=scores_only)
 
     def _chat_format(self, body: ChatBody, use: ToolUse | None, prompt: str) -> ChatFormat | None:
         """`prompt`: the text that the template has made."""
@@ -196,6 +196,7 @@ class CallBuilder:
         self,
         body: Body,
         prompts: list[PromptCall],
+        limits: RequestLimits,
         model: str,
         shared: Shared,
         includes_usage: bool,
@@ -222,7 +223,7 @@ class CallBuilder:
             returns_token_ids=bool(body.return_token_ids),
             scores_only=scores_only,
             system_fingerprint=self._fingerprint(),
-            not_enforced=() if shared.guide is None or shared.guide.is_strict else not_enforced(shared.guide),
+            not_enforced=not_enforced(shared.guide, limits),
             client_id=read_request_id(body.request_id),
         )
 
@@ -235,6 +236,7 @@ class CallBuilder:
         guide: Found | None,
         adapter: LoRARequest | None,
     ) -> Shared:
+        check_backend(body, limits.guided_decoding_backend)
         stops, biases = read_stops(body), read_biases(body, limits.vocab_size)
         bad_words = self._tokenizer.encode_spellings(read_words(body.bad_words))
         num_bytes = ENTRY_BYTES * (len(bad_words) + len(biases.logit_bias)) + len(biases.embedding_bias)

@@ -64,7 +64,11 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     structural_tag: str | dict[str, Any] | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None
+    """Without effect: objects have no other properties than those that are named, unless they say so."""
     whitespace_pattern: str | None = None
+    backend: str | None = None
+    strict: bool | None = None
+    """Ours: False leaves out what cannot be enforced, and names it."""
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -254,8 +258,6 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt_logprobs": ((), "use echo with logprobs of /v1/completions"),
     "stream_interval": ((1,), "a stream's chunks hold all tokens that have come"),
     "spaces_between_special_tokens": ((True,), "special tokens are written as they are"),
-    "guided_decoding_backend": (("auto",), "the engine's configuration chooses it for all requests"),
-    "guided_whitespace_pattern": ((), NOT_HERE),
     "chat_template": ((), "templates come from the checkpoint alone, because they are programs"),
     "documents": (([],), NOT_HERE),
     "echo": ((False,), "chat completions hold the answer alone"),

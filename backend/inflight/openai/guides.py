@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from inflight.guided_decoding import GuidedDecodingParams, GuideType, WhiteSpace, grammar_type
+from inflight.guided_decoding import (
+    NO_SUCH_SPACE,
+    GuidedDecodingBackend,
+    GuidedDecodingParams,
+    GuideType,
+    WhiteSpace,
+    grammar_type,
+    white_space_of,
+)
 from inflight.openai.api_error import invalid, unsupported
 from inflight.openai.fields import Body, ResponseFormat, TriggeredStructures
 from inflight.openai.tools.forms import Form, schema_of, tag
@@ -31,33 +39,50 @@ def read_guide(body: Body, calls: GuidedDecodingParams | None = None, *, is_forc
     if len(found) > 1:
         first, second = found[0][0], found[1][0]
         raise invalid(f"{first} and {second} are two grammars for one output: give one of them", second)
+    asked = _white_space(body)
     if not found:
-        if body.guided_white_space is not None:
-            raise invalid(
-                "guided_white_space says how JSON is written, and no field asks for any", "guided_white_space"
-            )
+        if asked is not None:
+            raise invalid(f"{asked[0]} says how JSON is written, and no field asks for any", asked[0])
         return None
-    return _spaced(body, found[0])
+    field, params = found[0]
+    return field, params if asked is None else structs.replace(params, white_space=asked[1])
 
 
-def _spaced(body: Body, found: Found) -> Found:
-    """With the white space that the request asks for."""
-    asked = body.guided_white_space
-    if asked is None:
-        return found
-    field, params = found
-    try:
-        white_space = WhiteSpace(asked)
-    except ValueError:
-        known = ", ".join(each.value for each in WhiteSpace)
-        raise invalid(f"guided_white_space must be one of {known}", "guided_white_space") from None
-    if body.structured_outputs is not None and body.structured_outputs.disable_any_whitespace:
-        raise invalid(
-            "guided_white_space and structured_outputs.disable_any_whitespace both say what stands between the parts "
-            "of JSON: give one of them",
-            "guided_white_space",
-        )
-    return field, structs.replace(params, white_space=white_space)
+def _white_space(body: Body) -> tuple[str, WhiteSpace] | None:
+    """The field that says what stands between the parts of JSON, and what does."""
+    outputs = body.structured_outputs
+    patterns = {"guided_whitespace_pattern": body.guided_whitespace_pattern}
+    asked: list[tuple[str, WhiteSpace]] = []
+    if outputs is not None:
+        patterns["structured_outputs.whitespace_pattern"] = outputs.whitespace_pattern
+        if outputs.disable_any_whitespace:
+            asked.append(("structured_outputs.disable_any_whitespace", WhiteSpace.COMPACT))
+    for field, pattern in patterns.items():
+        if pattern:
+            white_space = white_space_of(pattern)
+            if white_space is None:
+                raise unsupported(field, NO_SUCH_SPACE)
+            asked.append((field, white_space))
+    if body.guided_white_space is not None:
+        try:
+            asked.append(("guided_white_space", WhiteSpace(body.guided_white_space)))
+        except ValueError:
+            known = ", ".join(each.value for each in WhiteSpace)
+            raise invalid(f"guided_white_space must be one of {known}", "guided_white_space") from None
+    if len(asked) > 1:
+        sentence = f"{asked[0][0]} and {asked[1][0]} both say what stands between the parts of JSON: give one of them"
+        raise invalid(sentence, asked[1][0])
+    return asked[0] if asked else None
+
+
+def check_backend(body: Body, backend: GuidedDecodingBackend) -> None:
+    """Raise APIError if the request wants another library to follow its guide than the engine's."""
+    asked = {"guided_decoding_backend": body.guided_decoding_backend}
+    if body.structured_outputs is not None:
+        asked["structured_outputs.backend"] = body.structured_outputs.backend
+    for field, name in asked.items():
+        if not backend.is_meant_by(name or ""):
+            raise unsupported(field, f"the engine's configuration chooses it for all requests: {backend.value}")
 
 
 def answer_form(given: dict[str, Any] | None) -> Form | None:
@@ -119,19 +144,14 @@ def _of_structured_outputs(body: Body) -> Iterator[Found]:
     given = body.structured_outputs
     if given is None:
         return
-    if given.disable_additional_properties:
-        sentence = "objects have no other properties than those that are named, unless additionalProperties says so"
-        raise unsupported("structured_outputs.disable_additional_properties", sentence)
-    if given.whitespace_pattern:
-        raise unsupported("structured_outputs.whitespace_pattern", "JSON is as json.dumps writes it, or compact")
-    spaces = WhiteSpace.COMPACT if given.disable_any_whitespace else WhiteSpace.DUMPS
-    where = "structured_outputs."
+    where, is_strict = "structured_outputs.", given.strict is not False
     if given.json is not None:
-        yield f"{where}json", _schema(given.json, white_space=spaces)
+        yield f"{where}json", _schema(given.json, is_strict=is_strict)
     if given.json_object:
-        yield f"{where}json_object", structs.replace(_any_object(), white_space=spaces)
+        yield f"{where}json_object", _any_object()
     if given.structural_tag is not None:
-        yield f"{where}structural_tag", _tags(given.structural_tag, f"{where}structural_tag")
+        tags = _tags(given.structural_tag, f"{where}structural_tag")
+        yield f"{where}structural_tag", structs.replace(tags, is_strict=is_strict)
     yield from _of_texts(where, given.regex, given.choice, given.grammar)
 
 
@@ -159,10 +179,6 @@ def _any_object() -> GuidedDecodingParams:
     return GuidedDecodingParams(guide_type=GuideType.JSON)
 
 
-def _schema(
-    schema: str | dict[str, Any], *, is_strict: bool = True, white_space: WhiteSpace = WhiteSpace.DUMPS
-) -> GuidedDecodingParams:
+def _schema(schema: str | dict[str, Any], *, is_strict: bool = True) -> GuidedDecodingParams:
     text = schema if isinstance(schema, str) else json.dumps(schema)
-    return GuidedDecodingParams(
-        guide_type=GuideType.JSON_SCHEMA, guide=text, is_strict=is_strict, white_space=white_space
-    )
+    return GuidedDecodingParams(guide_type=GuideType.JSON_SCHEMA, guide=text, is_strict=is_strict)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
-from inflight.guided_decoding import GuidedDecodingParams
 from inflight.guides.requests import not_enforced
 from inflight.request import Request
 from inflight.server.beam_output import BeamOutput
@@ -55,7 +54,8 @@ class Preparation:
             request, delivered, writer = self._resumption.resume(client, request, token)
             for output, (sequence, finish_reason) in zip(outputs, delivered, strict=True):
                 output.resume(sequence, finish_reason)
-        item.prepare(request, outputs, writer, _left_out(request.guided_decoding_params))
+        left_out = not_enforced(request.guided_decoding_params, self._builder.limits)
+        item.prepare(request, outputs, writer, [f"{pointer} {keyword}" for pointer, keyword in left_out] or None)
         item.check_wanted()
 
     def _outputs(self, client: ClientRequest, request: Request) -> list[SequenceOutput]:
@@ -91,10 +91,3 @@ class Preparation:
             return None
         text = prompt_text(self._tokenizer, request.input_token_ids) if client.text is None else client.text
         return Prompt(text=text, token_ids=tuple(request.input_token_ids))
-
-
-def _left_out(params: GuidedDecodingParams | None) -> list[str] | None:
-    """See Chunk.guide_not_enforced. Raises InvalidRequest."""
-    if params is None or params.is_strict:
-        return None
-    return [f"{pointer} {keyword}" for pointer, keyword in not_enforced(params)] or None

@@ -64,7 +64,7 @@ class RequestBuilder:
     def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, defaults: GenerationDefaults) -> None:
         self._tokenizer = tokenizer
         self._defaults = defaults
-        self._limits = limits
+        self.limits = limits
 
     def build(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
         """Raises InvalidRequest with one sentence."""
@@ -85,7 +85,7 @@ class RequestBuilder:
             end_ids=self._end_ids(client),
             stop_words=client.stop_word_ids or [],
             bad_words=self._bad_words(client),
-            guided_decoding_params=_guided_decoding(client),
+            guided_decoding_params=_guided_decoding(client, self.limits),
             ngram_config=_ngram_config(client),
             lookahead_config=_lookahead_config(client),
             draft_target_config=(
@@ -111,7 +111,7 @@ class RequestBuilder:
                 else ContextPhaseParams.deserialize(client.context_phase_params)
             ),
         )
-        self._limits.validate(request)
+        self.limits.validate(request)
         return request
 
     def _order(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
@@ -127,7 +127,7 @@ class RequestBuilder:
             lora_config=_lora_config(client),
             lora_order="load" if client.lora_order == "load" else "unload",
         )
-        self._limits.validate(request)
+        self.limits.validate(request)
         return request
 
     @staticmethod
@@ -151,8 +151,8 @@ class RequestBuilder:
         table = client.prompt_embedding_table or client.prompt_embeds
         own: list[int] = []
         if table is not None:
-            self._limits.check_table(table)
-            own = virtual_tokens(table, self._limits.vocab_size)
+            self.limits.check_table(table)
+            own = virtual_tokens(table, self.limits.vocab_size)
         given = client.prompt_ids
         if given is not None:
             token_ids = given
@@ -183,7 +183,7 @@ class RequestBuilder:
                 f"got {client.prompt_vocab_size}"
             )
         if extra_ids is not None and len(extra_ids) == 1:
-            extra_ids = [extra_ids[0] if token >= self._limits.vocab_size else 0 for token in token_ids]
+            extra_ids = [extra_ids[0] if token >= self.limits.vocab_size else 0 for token in token_ids]
         return PromptTuningConfig(embedding_table=table, input_token_extra_ids=extra_ids or [])
 
     def _sampling_config(self, client: ClientRequest, num_prompt_tokens: int, max_tokens: int) -> SamplingConfig:
@@ -212,10 +212,10 @@ class RequestBuilder:
 
     def _end_ids(self, client: ClientRequest) -> list[int]:
         if client.end_id is None:
-            return self._tokenizer.end_ids_below(self._limits.vocab_size)
-        if not NEVER <= client.end_id < self._limits.vocab_size:
+            return self._tokenizer.end_ids_below(self.limits.vocab_size)
+        if not NEVER <= client.end_id < self.limits.vocab_size:
             raise InvalidRequest(
-                f"end_id must be -1 (none) or a token id below {self._limits.vocab_size}, got {client.end_id}"
+                f"end_id must be -1 (none) or a token id below {self.limits.vocab_size}, got {client.end_id}"
             )
         return [] if client.end_id == NEVER else [client.end_id]
 
@@ -232,7 +232,7 @@ def _lora_config(client: ClientRequest) -> LoraConfig | None:
     return LoraConfig.of(client.lora_task_id, client.lora_weights, client.lora_config)
 
 
-def _guided_decoding(client: ClientRequest) -> GuidedDecodingParams | None:
+def _guided_decoding(client: ClientRequest, limits: RequestLimits) -> GuidedDecodingParams | None:
     """Empty texts count as unset: clients that fill every tensor send them."""
     if not client.guide_type:
         if client.guide:
@@ -243,6 +243,9 @@ def _guided_decoding(client: ClientRequest) -> GuidedDecodingParams | None:
     except ValueError:
         known = ", ".join(each.value for each in GuideType)
         raise InvalidRequest(f"guided_decoding_guide_type must be one of {known}") from None
+    library = limits.guided_decoding_backend
+    if not library.is_meant_by(client.guide_backend or ""):
+        raise InvalidRequest(f"a request cannot choose the library that follows its guide: {library.value} does")
     try:
         white_space = WhiteSpace(client.guide_white_space or WhiteSpace.DUMPS)
     except ValueError:

@@ -215,17 +215,32 @@ def test_a_schema_that_is_enforced_has_nothing_to_tell(running: Running, schema:
     assert "guide_not_enforced" not in response.json() and "inflight-guide-not-enforced" not in response.headers
 
 
-def test_white_space_is_left_out_where_a_client_asks_for_that(running: Running) -> None:
-    complete(running, structured_outputs={"json": SCHEMA, "disable_any_whitespace": True})
-    params = running.engine.sent.guided_decoding_params
-    assert params is not None and params.white_space is WhiteSpace.COMPACT
+ANYTHING = {"json": {"type": "object"}}
 
 
-@pytest.mark.parametrize("guide", [format_of({"type": "object"}), {"guided_json_object": True}])
-def test_white_space_is_free_where_a_client_asks_for_that(running: Running, guide: dict[str, Any]) -> None:
-    complete(running, **guide, guided_white_space="free")
+@pytest.mark.parametrize(
+    ("body", "white_space"),
+    [
+        ({"structured_outputs": {**ANYTHING, "disable_any_whitespace": True}}, WhiteSpace.COMPACT),
+        ({"structured_outputs": {**ANYTHING, "whitespace_pattern": "[ ]?"}}, WhiteSpace.DUMPS),
+        ({"guided_json": {"type": "object"}, "guided_whitespace_pattern": r"\s*"}, WhiteSpace.FREE),
+        ({**format_of({"type": "object"}), "guided_white_space": "free"}, WhiteSpace.FREE),
+        ({"guided_json_object": True, "guided_white_space": "free"}, WhiteSpace.FREE),
+    ],
+)
+def test_white_space_of_json_is_the_clients_choice(
+    running: Running, body: dict[str, Any], white_space: WhiteSpace
+) -> None:
+    complete(running, **body, guided_decoding_backend="guidance")
     params = running.engine.sent.guided_decoding_params
-    assert params is not None and params.white_space is WhiteSpace.FREE
+    assert params is not None and params.white_space is white_space
+
+
+def test_vllms_fields_may_leave_out_what_is_not_enforced(running: Running) -> None:
+    unenforced = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    outputs = {"json": unenforced, "strict": False, "disable_additional_properties": True, "backend": "llguidance"}
+    response = running.post(COMPLETIONS, {"prompt": "ab", "structured_outputs": outputs})
+    assert response.json()["guide_not_enforced"] == [{"pointer": "", "keyword": "uniqueItems"}]
 
 
 @pytest.mark.parametrize(

@@ -230,3 +230,23 @@ def test_an_output_that_a_prompt_lacks_is_padded() -> None:
     assert whole["logits"].tolist() == [[[-1.0] * 4] * 2, [[1.0] * 4] * 2]
     texts = gather([{"text": np.array([b"a", b"b"], object)}, {"text": np.array([b"c"], object)}])
     assert texts["text"].tolist() == [b"a", b"b", b"c"], "the beams of two prompts"
+    named = gather([{"x": column([5])}, {"x": column([6]), "named": np.array([[b"a", b"b"]], object)}])
+    assert named["named"].tolist() == [[b"", b""], [b"a", b"b"]]
+
+
+@decoupled
+def test_each_prompt_names_what_its_own_guide_leaves_out(ask, executor: FakeExecutor) -> None:
+    guides = [b'{"type": "object"}', b'{"not": {"format": "ipv4"}, "uniqueItems": true}', b'{"type": "array"}']
+    more = {
+        "guided_decoding_guide_type": column([b"json_schema"] * 3, np.object_),
+        "guided_decoding_guide": column(guides, np.object_),
+        "guided_decoding_strict": column([False] * 3, np.bool_),
+        "end_id": column([1] * 3),
+    }
+    sender = ask(inputs(**more))
+    executor.push(*[tokens(request_id, [65], FinishReason.LENGTH) for request_id in executor.enqueued])
+    assert sender.finished.wait(LONG)
+    first, second, third = sender.responses
+    (named,) = [each.as_numpy() for each in second.tensors if each.name() == "guided_decoding_not_enforced"]
+    assert named.tolist() == [[b"/not format", b" uniqueItems"]]
+    assert all("guided_decoding_not_enforced" not in response.names() for response in (first, third))

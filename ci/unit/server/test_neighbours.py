@@ -106,10 +106,19 @@ def test_structured_outputs(guide: Any, kind: str, text: str | None) -> None:
     assert client.guide_white_space is None
 
 
-def test_white_space_is_left_out_where_vllms_clients_ask_for_that() -> None:
-    guide = {"json": {"type": "object"}, "disable_any_whitespace": True}
-    assert sampling({"structured_outputs": guide}).guide_white_space == "compact"
-    assert sampling({"guided_decoding": {**guide, "disable_any_whitespace": False}}).guide_white_space is None
+@pytest.mark.parametrize(
+    ("options", "fields"),
+    [
+        ({"disable_any_whitespace": True}, ("compact", True, None)),
+        ({"whitespace_pattern": "\\s*", "strict": False}, ("free", False, None)),
+        ({"whitespace_pattern": "", "strict": True, "backend": "guidance"}, (None, True, "guidance")),
+        ({"disable_any_whitespace": False, "disable_additional_properties": True}, (None, True, None)),
+    ],
+)
+def test_what_vllms_clients_say_beside_a_guide(options: dict[str, Any], fields: tuple[Any, ...]) -> None:
+    for key in ("structured_outputs", "guided_decoding"):
+        client = sampling({key: {"json": {"type": "object"}, **options}})
+        assert (client.guide_white_space, client.guide_is_strict, client.guide_backend) == fields
 
 
 @pytest.mark.parametrize(
@@ -132,7 +141,9 @@ def test_white_space_is_left_out_where_vllms_clients_ask_for_that() -> None:
         ({"logit_bias": [1]}, "logit_bias must map"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "exactly one"),
         ({"structured_outputs": {"whitespace_pattern": " "}}, r"structured_outputs\.whitespace_pattern is not supp"),
-        ({"structured_outputs": {"json": {}, "backend": "outlines"}}, r"structured_outputs\.backend is not supported"),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": "x", "disable_any_whitespace": True}}, "give one"),
+        ({"structured_outputs": {"json": {}, "backend": 3}}, "backend must be a text"),
+        ({"structured_outputs": {"json": {}, "strict": "no"}}, "strict must be true or false"),
         ({"structured_outputs": {"json": {}, "disable_any_whitespace": "no"}}, "must be true or false"),
         ({"structured_outputs": {"jsn": {}}}, "unknown"),
         ({"structured_outputs": {"choice": []}}, "choice must be"),

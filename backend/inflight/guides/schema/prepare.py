@@ -44,9 +44,9 @@ def prepare_schema(
 
     The reference is draft 2020-12; older spellings mean what they mean in their drafts. Properties are generated in the
     order of `properties`, then required ones without a schema there, then all others. `is_strict` False: keywords that
-    cannot be enforced are dropped, and named in the result. `closes_objects`: objects with `properties` and without a
-    word about others get no others. Raises GuideRefused for what is malformed, what is beyond the bounds of work, what
-    has no instance and, when strict, what cannot be enforced.
+    cannot be enforced are dropped, and named in the result. `closes_objects`: objects with `properties` or
+    `patternProperties` and without a word about others get no others than required ones. Raises GuideRefused for what
+    is malformed, what is beyond the bounds of work, what has no instance and, when strict, what cannot be enforced.
     """
     documents = Documents(schema)
     left_out: dict[tuple[str, str], None] = {}

@@ -30,8 +30,9 @@ MAX_MATCHES = 64
 def write_object(writing: Writing, fact: Object) -> Iterator[Schema]:
     if fact.names:
         fact = _named(writing, fact)
-    if writing.closes_objects and fact.named and not fact.rests and not fact.patterned:
-        rest = Rest(frozenset(name for name, _ in fact.named), (), writing.expansion.nothing)
+    if writing.closes_objects and (fact.named or fact.patterned) and not fact.rests:
+        known = frozenset(name for name, _ in fact.named).union(fact.required)
+        rest = Rest(known, tuple(pattern for pattern, _ in fact.patterned), writing.expansion.nothing)
         fact = replace(fact, rests=(rest,))
     names = dict.fromkeys(name for name, _ in fact.named)
     names |= dict.fromkeys(fact.required)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-MAX_WHITE_SPACE = 8
-"""Characters of white space in a row that arguments may have: a model could write nothing else until its end."""
+from inflight.guided_decoding import MAX_WHITE_SPACE
 
 Form = dict[str, Any]
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xgrammar
 
-from inflight.guided_decoding import GuidedDecodingParams, GuideType, Reasoning
+from inflight.guided_decoding import MAX_WHITE_SPACE, GuidedDecodingParams, GuideType, Reasoning, WhiteSpace
 from inflight.runtime.guided.library import Compiled, GrammarRefused, State, Words
 from inflight.runtime.guided.vocabulary import Vocabulary
 
-MAX_WHITESPACE = 8
-"""Characters of whitespace in a row between the parts of a JSON text, and behind a reasoning; without a limit, weak
-models write no others."""
 ANY_OBJECT = '{"type": "object"}'
 
 
@@ -90,10 +88,13 @@ def _compiler_of(vocabulary: Vocabulary) -> xgrammar.GrammarCompiler:
 def _grammar(params: GuidedDecodingParams) -> xgrammar.Grammar:
     """What the answer follows."""
     make = xgrammar.Grammar
+    spacing: dict[str, Any] = {"max_whitespace_cnt": MAX_WHITE_SPACE}
+    if params.white_space is WhiteSpace.COMPACT:
+        spacing = {"any_whitespace": False, "separators": (",", ":")}
     if params.guide_type is GuideType.JSON:
-        return make.from_json_schema(ANY_OBJECT, strict_mode=False, max_whitespace_cnt=MAX_WHITESPACE)
+        return make.from_json_schema(ANY_OBJECT, strict_mode=False, **spacing)
     if params.guide_type is GuideType.JSON_SCHEMA:
-        return make.from_json_schema(params.guide, max_whitespace_cnt=MAX_WHITESPACE)
+        return make.from_json_schema(params.guide, **spacing)
     if params.guide_type is GuideType.REGEX:
         return make.from_regex(params.guide)
     if params.guide_type is GuideType.EBNF_GRAMMAR:
@@ -115,7 +116,7 @@ def _free(reasoning: Reasoning) -> xgrammar.Grammar:
         several = {"type": "star", "content": {"type": "sequence", "elements": [thought, behind]}}
         form: dict[str, object] = {"type": "sequence", "elements": [several, before]}
     else:
-        space = {"type": "regex", "pattern": rf"[ \t\n\r]{{0,{MAX_WHITESPACE}}}"}
+        space = {"type": "regex", "pattern": rf"[ \t\n\r]{{0,{MAX_WHITE_SPACE}}}"}
         whole: dict[str, object] = {"type": "sequence", "elements": [thought, space]}
         form = whole if reasoning.is_open else {"type": "optional", "content": whole}
     return xgrammar.Grammar.from_structural_tag(json.dumps({"type": "structural_tag", "format": form}))

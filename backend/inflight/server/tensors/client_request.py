@@ -76,6 +76,8 @@ class ClientRequest:
     """False: what cannot be enforced is left out, and named in the answer."""
     guide_white_space: str | None = None
     """A WhiteSpace; empty, as by clients that fill every tensor, counts as unset."""
+    guide_backend: str | None = None
+    """The library that is to follow it, in vLLM's words."""
     logits_post_processor_name: str | None = None
     """Empty, as by clients that fill every tensor, counts as unset."""
 

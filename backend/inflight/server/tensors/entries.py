@@ -89,6 +89,7 @@ GUIDE_OPTIONS = (
     scalar("guided_decoding_strict", TensorType.BOOL, "guide_is_strict"),
     scalar("guided_decoding_white_space", TensorType.STRING, "guide_white_space"),
 )
+"""Ours alone: TensorRT-LLM's models have none of this, here they are beside theirs."""
 GUIDE_NOT_ENFORCED = OutputTensor(
     name="guided_decoding_not_enforced",
     dtype=TensorType.STRING,

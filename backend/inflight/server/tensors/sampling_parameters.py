@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inflight.errors import InvalidRequest
-from inflight.guided_decoding import WhiteSpace, grammar_type
+from inflight.guided_decoding import NO_SUCH_SPACE, WhiteSpace, grammar_type, white_space_of
 from inflight.server.tensors.tensor_values import MAX_WORDS, MAX_WORDS_BYTES, Array, ReadLimits, read_scalar
 from inflight.text.safe_text import safe_text
 
@@ -146,16 +146,11 @@ def _set_logit_bias(key: str, value: Any) -> dict[str, Any]:
 
 GUIDES = {"json": "json_schema", "regex": "regex", "grammar": "", "structural_tag": "structural_tag"}
 """What the output follows, in vLLM's words and as a guided_decoding_guide_type; "" = as its text says."""
-GUIDE_OPTIONS = {
-    "whitespace_pattern": "JSON is as json.dumps writes it, or compact",
-    "disable_additional_properties": (
-        "objects have no other properties than those that are named, unless additionalProperties says so"
-    ),
-    "backend": "the engine's configuration chooses it for all requests",
-}
-"""Keys that tune vLLM's grammars, refused if they are set, as the output would differ: why."""
-WITHOUT_EFFECT = ("disable_fallback",)
-"""No other library follows a guide that this one refuses."""
+GUIDE_FLAGS = ("strict", "disable_any_whitespace", "disable_fallback", "disable_additional_properties")
+"""The last two have no effect: no other library follows a guide that this one refuses, and objects have no other
+properties than those that are named, unless additionalProperties says so. `strict` is ours."""
+GUIDE_TEXTS = ("whitespace_pattern", "backend")
+GUIDE_FIELDS = "guide_type, guide, guide_is_strict, guide_white_space, guide_backend"
 
 
 def _set_log_probs(key: str, value: Any) -> dict[str, Any]:
@@ -167,30 +162,52 @@ def _set_guide(key: str, value: Any) -> dict[str, Any]:
     guide = _parsed(key, value) if isinstance(value, str) else value
     if not isinstance(guide, dict):
         raise InvalidRequest(f"{key} must be a JSON object")
-    said = {name: each for name, each in guide.items() if each not in (None, False) and name not in WITHOUT_EFFECT}
-    is_compact = said.pop("disable_any_whitespace", False)
-    if is_compact not in (True, False):
-        raise InvalidRequest(f"{key}: disable_any_whitespace must be true or false")
-    if said.get("backend") == "auto":
-        del said["backend"]
-    refused = next((name for name in said if name in GUIDE_OPTIONS), None)
-    if refused is not None:
-        raise InvalidRequest(f"{key}.{refused} is not supported: {GUIDE_OPTIONS[refused]}")
+    options = _guide_options(key, guide)
+    said = {
+        name: each
+        for name, each in guide.items()
+        if each not in (None, False) and name not in GUIDE_FLAGS + GUIDE_TEXTS
+    }
     unknown = [name for name in said if name not in (*GUIDES, "choice", "json_object")]
     if unknown:
         raise InvalidRequest(f"{key} has a key that is unknown: use one of {', '.join(GUIDES)}, choice, json_object")
     if len(said) != 1:
         raise InvalidRequest(f"{key} must have exactly one of {', '.join(GUIDES)}, choice and json_object")
     ((kind, content),) = said.items()
-    spaces = {"guide_white_space": WhiteSpace.COMPACT.value} if is_compact else {}
     if kind == "json_object":
-        return {"guide_type": "json", **spaces}
+        return {"guide_type": "json", **options}
     if kind == "choice":
         if not isinstance(content, list) or not content or not all(isinstance(each, str) for each in content):
             raise InvalidRequest(f"{key}: choice must be a list of texts")
-        return {"guide_type": "choice", "guide": json.dumps(content)}
+        return {"guide_type": "choice", "guide": json.dumps(content), **options}
     text = content if isinstance(content, str) else json.dumps(content)
-    return {"guide_type": GUIDES[kind] or grammar_type(text).value, "guide": text, **spaces}
+    return {"guide_type": GUIDES[kind] or grammar_type(text).value, "guide": text, **options}
+
+
+def _guide_options(key: str, guide: dict[str, Any]) -> dict[str, Any]:
+    """Fields from what is said beside the guide itself."""
+    fields: dict[str, Any] = {}
+    for name in GUIDE_FLAGS:
+        if guide.get(name) not in (None, True, False):
+            raise InvalidRequest(f"{key}: {name} must be true or false")
+    for name in GUIDE_TEXTS:
+        if not isinstance(guide.get(name), str | None):
+            raise InvalidRequest(f"{key}: {name} must be a text")
+    pattern = guide.get("whitespace_pattern")
+    if guide.get("disable_any_whitespace"):
+        if pattern:
+            raise InvalidRequest(f"{key} has disable_any_whitespace and whitespace_pattern: give one of them")
+        fields["guide_white_space"] = WhiteSpace.COMPACT.value
+    elif pattern:
+        white_space = white_space_of(pattern)
+        if white_space is None:
+            raise InvalidRequest(f"{key}.whitespace_pattern is not supported: {NO_SUCH_SPACE}")
+        fields["guide_white_space"] = white_space.value
+    if guide.get("strict") not in (None, True):
+        fields["guide_is_strict"] = False
+    if guide.get("backend"):
+        fields["guide_backend"] = guide["backend"]
+    return fields
 
 
 NOT_OFFERED = "this engine has no such option"
@@ -214,8 +231,8 @@ PARAMETERS = (
     Parameter(name="ignore_eos", set=_set_ignore_eos, field="end_id"),
     Parameter(name="logit_bias", set=_set_logit_bias, field="logit_bias_ids, logit_bias_values"),
     Parameter(name="logprobs", set=_set_log_probs, field="num_log_probs"),
-    Parameter(name="structured_outputs", set=_set_guide, field="guide_type, guide, guide_white_space"),
-    Parameter(name="guided_decoding", set=_set_guide, field="guide_type, guide, guide_white_space"),
+    Parameter(name="structured_outputs", set=_set_guide, field=GUIDE_FIELDS),
+    Parameter(name="guided_decoding", set=_set_guide, field=GUIDE_FIELDS),
     Parameter(name="lora_name", set=_text("lora_name"), field="lora_name"),
     Parameter(name="prompt_logprobs", neutral=None, reason="no output has them"),
     Parameter(name="detokenize", neutral=(True,), reason="the output is text"),

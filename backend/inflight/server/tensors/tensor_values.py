@@ -259,9 +259,9 @@ def to_array(value: object, numpy_type: type, rank: int) -> Array:
 
 def stack(arrays: Sequence[Array]) -> Array:
     """Arrays of the same rank >= 1, their rows one below the other. Shorter rows are padded at their ends: with -1, as
-    TensorRT-LLM pads beams, where they hold signed numbers, and with 0 otherwise."""
+    TensorRT-LLM pads beams, where they hold signed numbers, with empty texts, and with 0 otherwise."""
     inner = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
-    padding = -1 if arrays[0].dtype.kind in "if" else 0
+    padding = {"i": -1, "f": -1, "O": b""}.get(arrays[0].dtype.kind, 0)
     stacked = np.full((sum(map(len, arrays)), *inner), padding, dtype=arrays[0].dtype)
     start = 0
     for array in arrays:

@@ -15,6 +15,8 @@ from inflight.server.tensors.entries import (
     CONTEXT_PHASE_PARAMS,
     DRAFTS,
     EMBEDDING_BIAS,
+    GUIDE_NOT_ENFORCED,
+    GUIDE_OPTIONS,
     GUIDED_DECODING,
     LEGACY,
     LOG_PROBS,
@@ -92,6 +94,7 @@ OUTPUTS = (
     *LOG_PROBS,
     *LOGITS,
     *NUM_TOKENS,
+    GUIDE_NOT_ENFORCED,
     *PERF_METRICS,
 )
 """Those that all three models have."""
@@ -141,6 +144,7 @@ TENSORRT_LLM = Dialect(
         PROMPT_TABLE_EXTRA_IDS,
         *LORA_TENSORS,
         *GUIDED_DECODING,
+        *GUIDE_OPTIONS,
         *RETENTION,
         refused("encoder_input_features", TensorType.FP16, 2, NO_ENCODER),
         refused("encoder_output_lengths", TensorType.INT32, 1, NO_ENCODER),
@@ -193,6 +197,7 @@ _TEXT_INPUTS = (
     row("embedding_bias_weights", TensorType.FP32, read_numbers),
     *LORA_TENSORS,
     *GUIDED_DECODING,
+    *GUIDE_OPTIONS,
 )
 _TEXT_OUTPUTS = (
     # Its postprocessing makes one text a row, without a dimension for the batch.

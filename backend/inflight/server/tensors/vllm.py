@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight.errors import InvalidRequest
 from inflight.server.tensors.dialect import Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
-from inflight.server.tensors.entries import NO_MEDIA, output, refused, scalar, single
+from inflight.server.tensors.entries import GUIDE_NOT_ENFORCED, NO_MEDIA, output, refused, scalar, single
 from inflight.server.tensors.sampling_parameters import read_options, read_sampling_parameters
 from inflight.server.tensors.tensor_values import Array, ReadLimits, read_prompt, read_scalar
 
@@ -70,5 +70,6 @@ VLLM_MODEL = Dialect(
         output("logprobs", TensorType.STRING, 1, "log_probs_json", "return_logprobs"),
         single("num_input_tokens", TensorType.UINT32, "return_num_input_tokens"),
         output("num_output_tokens", TensorType.UINT32, 1, "num_output_tokens", "return_num_output_tokens"),
+        GUIDE_NOT_ENFORCED,
     ),
 )

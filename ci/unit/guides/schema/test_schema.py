@@ -279,6 +279,9 @@ def test_objects_are_closed_where_that_is_asked() -> None:
     schema = {"type": "object", "properties": {"a": INTEGER, "b": {"type": "object"}}}
     prepared = prepare_schema(schema, closes_objects=True)
     assert takes(prepared, '{"a": 1, "b": {"c": 1}}') and not takes(prepared, '{"a": 1, "c": 1}')
+    patterned = {**schema, "patternProperties": {"^x": INTEGER}, "required": ["d"]}
+    prepared = prepare_schema(patterned, closes_objects=True)
+    assert takes(prepared, '{"a": 1, "d": "required", "x": 2}') and not takes(prepared, '{"d": 1, "c": 1}')
 
 
 HOSTILE: dict[str, Any] = {
