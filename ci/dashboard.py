@@ -94,6 +94,14 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             unit="percentunit",
         ),
         Panel(
+            title="Guided answers in an hour",
+            what="Those that were held against their guides once more, and those that did not follow them.",
+            lines={
+                "checked": 'sum(increase(inflight_guided_answers_checked_total{job="$job"}[1h]))',
+                "failed": 'sum(increase(inflight_guided_answers_failed_total{job="$job"}[1h]))',
+            },
+        ),
+        Panel(
             title="Engine ready",
             what="1 while every rank of a replica is alive and answers.",
             lines={"{{instance}}": 'max by (instance) (inflight_engine_ready{job="$job", model="$engine"})'},

@@ -155,7 +155,7 @@ class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defau
             raise InvalidRequest(f"the guide has {num_bytes} bytes, more than {most}")
         if "\0" in self.guide:
             raise InvalidRequest("the guide holds a null character")
-        depth = _json_nesting(self.guide) if is_json else _nesting(self.guide, self.guide_type)
+        depth = json_nesting(self.guide) if is_json else _nesting(self.guide, self.guide_type)
         if depth > MAX_NESTING:
             raise InvalidRequest(f"the guide is nested {depth} levels deep, more than {MAX_NESTING}")
         if is_json:
@@ -173,7 +173,7 @@ class GuidedDecodingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defau
             raise InvalidRequest(f"the guide of type {self.guide_type.value} must be a JSON object")
 
 
-def _json_nesting(text: str) -> int:
+def json_nesting(text: str) -> int:
     """Depth of the brackets outside strings."""
     return _deepest(text, opening="[{", closing="]}", quotes='"', sets=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from inflight.batch_manager_stats import BatchManagerStats
+from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
 from inflight.executor.front.engine_state import EngineState
 from inflight.executor.front.front import SHUT_DOWN, Front
@@ -39,8 +40,8 @@ STATS = BatchManagerStats(
 class FakeExecutor(Front):
     """A front without an engine behind it."""
 
-    def __init__(self, vocab_size: int = 300, max_seq_len: int = 64) -> None:
-        super().__init__()
+    def __init__(self, vocab_size: int = 300, max_seq_len: int = 64, config: EngineConfig | None = None) -> None:
+        super().__init__(config)
         self.enqueued: dict[int, Request] = {}
         """Requests in flight."""
         self.cancelled: list[int] = []

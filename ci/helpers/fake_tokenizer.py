@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from inflight.config import EngineConfig
 from inflight.text.byte_tokens import alphabet
 from inflight.text.tokenizer import Tokenizer
 
@@ -18,6 +20,12 @@ CORPUS = ["the cat sat on the mat and the dog ran away", "naïve café, größe 
 def byte_tokenizer() -> Tokenizer:
     """Token id = byte for the first 256; END is special and ends outputs."""
     return byte_tokenizer_with()
+
+
+def checking_config(folder: Path) -> EngineConfig:
+    """Of a front that checks guided answers, which it reads by a byte tokenizer in `folder`."""
+    byte_tokenizer()._backend.save(str(folder / "tokenizer.json"))
+    return EngineConfig(gpt_model_path=str(folder), guided_decoding_check=True)
 
 
 def byte_tokenizer_with(*special: str) -> Tokenizer:

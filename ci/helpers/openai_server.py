@@ -123,8 +123,15 @@ def _top(prefix: str, ids: Sequence[int], count: int) -> list[NamedTensor]:
 class PlayedEngine(FakeExecutor):
     """A front whose engine answers each request at once, as a script says."""
 
-    def __init__(self, script: Script | None = None, *, max_seq_len: int = 512, max_batch_size: int = 8) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        max_seq_len: int = 512,
+        max_batch_size: int = 8,
+        config: EngineConfig | None = None,
+    ) -> None:
+        super().__init__(config=config)
         self.script = script or say()
         self.requests: list[Request] = []
         """All that were sent."""

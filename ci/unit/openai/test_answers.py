@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_executor import STATS
-from fake_tokenizer import byte_tokenizer
+from fake_tokenizer import byte_tokenizer, checking_config
 from openai_server import (
     CLIENT,
     END_ID,
@@ -469,6 +469,33 @@ def test_metrics_count_requests_and_tokens(running: Running) -> None:
     assert "inflight_engine_info{" in running.get("/metrics").text
     assert value("inflight_openai_requests_in_progress") == 1  # that of /metrics itself
     assert "inflight_engine_ready" not in running.get("/metrics").text  # tritonserver shows it
+
+
+def test_guided_answers_are_checked_if_the_operator_wants_that(tmp_path: Path) -> None:
+    """What breaks its guide is counted, and answered as it is, whole or streamed. What was cut is not held to it."""
+    folder = checkpoint_folder(tmp_path)
+    engine = PlayedEngine(say('{"a": 1}'), config=checking_config(folder))
+    with openai_server(engine, folder) as url:
+        running, guided = Running(url, engine), format_of(SCHEMA)
+
+        def shows(num_checked: int, num_failed: int) -> bool:
+            text = running.get("/metrics").text
+            wanted = {"checked": num_checked, "failed": num_failed}
+            return all(
+                f'inflight_guided_answers_{name}_total{{model="llm"}} {n}.0' in text for name, n in wanted.items()
+            )
+
+        ask(running, n=2, **guided)
+        wait_until(lambda: shows(2, 0))
+        engine.script = say(wrong := '{"a": "x"}')
+        assert ask(running, **guided)["message"]["content"] == wrong
+        wait_until(lambda: shows(3, 1))
+        *chunks, _ = running.events(CHATS, {**CHAT, **guided})
+        assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == wrong
+        wait_until(lambda: shows(4, 2))
+        assert ask(running, max_tokens=3, **guided)["finish_reason"] == "length"
+        ask(running, **guided)
+        wait_until(lambda: shows(5, 3))
 
 
 def test_metrics_of_an_engine_of_its_own_are_tritonservers(tmp_path: Path) -> None:

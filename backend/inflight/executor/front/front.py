@@ -444,7 +444,7 @@ class Front(StatisticsApi):
         for response in responses if params is not None else []:
             token_ids = entry.ended_by_itself(response)
             if token_ids is not None and params is not None and self._last_check is not None:
-                self._last_check.submit(entry.request.request_id, params, token_ids)
+                self._last_check.submit(entry.request, params, token_ids)
 
     # -- checks --------------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,7 @@ from waiting import until
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.executor.front.last_check import find_fault
-from inflight.guided_decoding import GuidedDecodingParams, GuideType, Reasoning
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result
@@ -28,8 +27,6 @@ LIMITS = RequestLimits(
     vocab_size=4096, max_seq_len=512, max_input_len=500, kv_cache_tokens=4096, max_batch_size=4, max_beam_width=2
 )
 SCHEMA = {"type": "object", "properties": {"a/b": {"type": "integer", "minimum": 3}}, "required": ["a/b"]}
-DATE = {"type": "string", "format": "date"}
-THOUGHT = Reasoning(opening="<think>", closing="</think>")
 
 
 def guide(kind: GuideType, content: Any = None, **fields: Any) -> GuidedDecodingParams:
@@ -95,7 +92,7 @@ def test_an_answer_that_breaks_its_schema_is_counted_and_logged_and_delivered(
         asked.say(wrong, '{"a/b": 2}')
         until(lambda: asked.counts == (2, 1), "both are checked")
     (record,) = caplog.records
-    expected = f'request {wrong}: its answer does not follow its guide: minimum at "/properties/a~1b" of its schema'
+    expected = f'request {wrong}: its answer does not follow its guide: minimum at "/properties/a~1b"'
     assert record.getMessage() == expected
     told = asked.front.await_responses(wrong)
     assert [response.has_error for response in told] == [False, False] and told[-1].is_final
@@ -120,41 +117,42 @@ def test_what_did_not_end_by_itself_is_not_checked(asked: Asked, reason: FinishR
     until(lambda: asked.counts == (1, 0), "the one behind them is checked")
 
 
-@pytest.mark.parametrize(
-    ("params", "text", "fault"),
-    [
-        (guide(GuideType.JSON), "{}", ""),
-        (guide(GuideType.JSON), '{"a": NaN}', "it is not valid JSON"),
-        (guide(GuideType.JSON), "1", "it is no JSON object"),
-        (guide(GuideType.CHOICE, ["yes", " no"]), " no", ""),
-        (guide(GuideType.CHOICE, ["yes", " no"]), "no", "it is none of the choices"),
-        (guide(GuideType.JSON_SCHEMA, SCHEMA), "{}", 'required at "" of its schema'),
-        (
-            guide(GuideType.JSON_SCHEMA, {"type": "string", "format": "date"}),
-            '"2100-02-29"',
-            'format at "" of its schema',
-        ),
-        (guide(GuideType.JSON_SCHEMA, DATE), '"2096-02-29"', ""),
-        (guide(GuideType.JSON_SCHEMA, SCHEMA, is_strict=False), '{"a/b": 1}', ""),
-        (guide(GuideType.JSON_SCHEMA, SCHEMA, is_strict=False), '{"a/b": ', "it is not valid JSON"),
-        (guide(GuideType.JSON, reasoning=THOUGHT), "<think>{</think>\n{}", ""),
-        (guide(GuideType.JSON, reasoning=THOUGHT), '{"a": "</think>"}', ""),
-        (guide(GuideType.JSON, reasoning=Reasoning(opening="<a>", closing="</a>", is_open=True)), "{</a> {}", ""),
-        (guide(GuideType.CHOICE, ["yes"], reasoning=THOUGHT), "<think>no</think> yes", ""),
-        (guide(GuideType.JSON, reasoning=Reasoning(opening="[", closing="]", before_answer="!")), "[a][b]!{}", ""),
-    ],
-)
-def test_faults_are_found_in_all_kinds_of_guides_and_behind_thoughts(
-    params: GuidedDecodingParams, text: str, fault: str
+def test_a_name_of_a_schema_begins_no_line_of_the_log(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    schema = {"type": "object", "properties": {"a\nb": {"type": "integer"}}}
+    with caplog.at_level(logging.ERROR):
+        asked.say(asked.send(guide(GuideType.JSON_SCHEMA, schema)), '{"a\\nb": "x"}')
+        until(lambda: asked.counts == (1, 1), "it is checked")
+    assert caplog.records[0].getMessage().endswith('type at "/properties/a\\nb"')
+
+
+def test_a_library_that_panics_is_told_and_ends_nothing(
+    asked: Asked, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert find_fault(params, text) == fault
+    class Panic(BaseException):
+        """As those of libraries in Rust are."""
+
+    def panic(*arguments: object) -> None:
+        raise Panic
+
+    with monkeypatch.context() as patched:
+        patched.setattr("inflight.guides.last_check.find_breach", panic)
+        asked.say(request_id := asked.send(guide(GuideType.JSON)), "{}")
+        until(lambda: caplog.records, "it is told")
+    assert caplog.records[0].getMessage() == f"request {request_id}: its answer could not be checked: Panic"
+    asked.say(asked.send(guide(GuideType.JSON)), "{}")
+    until(lambda: asked.counts == (1, 0), "the next one is checked")
 
 
-def test_no_reference_of_a_schema_is_fetched() -> None:
-    with pytest.raises(ValueError, match="Retrieval is disabled"):
-        find_fault(guide(GuideType.JSON_SCHEMA, {"$ref": "http://127.0.0.1:1/schema"}), "1")
+def test_what_the_journal_does_not_keep_is_not_checked() -> None:
+    config = EngineConfig(gpt_model_path=str(CHECKPOINT), guided_decoding_check=True, journal_max_tokens=8)
+    front = ListFront(config=config)
+    front.recover(LIMITS)
+    asked = Asked(front, Tokenizer.load(CHECKPOINT))
+    asked.say(asked.send(guide(GuideType.JSON)), "[1, 2, 3, 4, 5, 6, 7, 8]")
+    asked.say(asked.send(guide(GuideType.JSON)), "{}")
+    until(lambda: asked.counts == (1, 0), "the one behind it is checked")
 
 
 def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"guided_decoding_check needs .*tokenizer\.json"):
+    with pytest.raises(ConfigurationError, match=r"holds no tokenizer\.json"):
         ListFront(config=EngineConfig(gpt_model_path=str(tmp_path), guided_decoding_check=True))
