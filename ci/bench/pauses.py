@@ -85,8 +85,9 @@ def main(arguments: list[str]) -> int:
         }
         expected = {kind: stream(executors[0], request, is_killed=False)[0] for kind, request in requests.items()}
         for _ in range(chosen.kills):
-            for (name, options), executor in zip(ENGINES.items(), executors, strict=True):
-                for kind, request in requests.items():
+            # Of one engine not at once after each other: ranks that die again and again are launched later.
+            for kind, request in requests.items():
+                for (name, options), executor in zip(ENGINES.items(), executors, strict=True):
                     while executor.num_spares() < options.get("spare_ranks", 0):
                         time.sleep(0.1)
                     tokens, pause = stream(executor, request, is_killed=True)
