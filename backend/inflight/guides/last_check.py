@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 import jsonschema_rs
 from msgspec import structs
 
-from inflight.errors import InvalidRequest
 from inflight.guided_decoding import GuidedDecodingParams, GuideType, Reasoning, json_nesting
 from inflight.guides.limits import MAX_TRANSLATIONS
-from inflight.guides.requests import not_enforced
 from inflight.guides.schema.documents import OLD_DRAFTS, escaped
-from inflight.guides.translate import ANY_OBJECT
+from inflight.guides.translate import ANY_OBJECT, translate
 
 MAX_NESTING = 200
 """Levels of brackets in an answer that is judged: the library walks through it by recursion, on the thread's stack."""
@@ -79,11 +77,10 @@ def find_breach(params: GuidedDecodingParams, text: str) -> Breach | None:
 
 
 def _is_enforced(params: GuidedDecodingParams) -> bool:
-    """Whether the grammar holds all that the guide says."""
-    try:
-        return params.is_strict or not not_enforced(structs.replace(params, grammar=""))
-    except InvalidRequest:  # XGrammar takes it, and does not tell what it drops
-        return False
+    """Whether the grammar holds all that the guide says. XGrammar, which needs none, does not tell what it drops."""
+    if params.is_strict:
+        return True
+    return bool(params.grammar) and not translate(structs.replace(params, grammar="")).not_enforced
 
 
 def _behind(reasoning: Reasoning, text: str) -> str:
