@@ -10,6 +10,7 @@ import pytest
 from raw_stream import RawStream
 from server_metrics import read_metrics
 from server_process import ServerProcess
+from wrong_values import WRONG_REQUESTS, WRONG_SAMPLING
 
 PROMPT = {"text_input": "Once upon a time", "max_tokens": 40, "end_id": -1, "exclude_input_in_output": True}
 
@@ -25,23 +26,19 @@ FAULTS = {
     "no prompt": ({"max_tokens": 4, "top_k": 1}, "text_input or input_ids or prompt_embeds is required"),
     "two prompts": ({**PROMPT, "input_ids": [5]}, "exclude each other"),
     "no max_tokens": ({"text_input": "a"}, "max_tokens is required"),
-    "max_tokens 0": ({**PROMPT, "max_tokens": 0}, "max_tokens must be"),
-    "max_tokens -1": ({**PROMPT, "max_tokens": -1}, "max_tokens must be"),
-    "max_tokens 2^31-1": ({**PROMPT, "max_tokens": 2**31 - 1}, "max_tokens must be"),
     "token -1": ({"input_ids": [5, -1], "max_tokens": 4}, "token id -1 is outside the vocabulary"),
     "token too large": ({"input_ids": [5, 10**6], "max_tokens": 4}, "token id 1000000 is outside the vocabulary"),
-    "temperature NaN": ({**PROMPT, "temperature": float("nan")}, "temperature must be"),
-    "temperature inf": ({**PROMPT, "temperature": float("inf")}, "temperature must be"),
-    "temperature -1": ({**PROMPT, "temperature": -1.0}, "temperature must be"),
-    "top_p 1.1": ({**PROMPT, "top_p": 1.1}, "top_p must be"),
-    "top_p NaN": ({**PROMPT, "top_p": float("nan")}, "top_p must be"),
-    "top_k -1": ({**PROMPT, "top_k": -1}, "top_k must be"),
-    "repetition_penalty 0": ({**PROMPT, "repetition_penalty": 0.0}, "repetition_penalty must be"),
     "not UTF-8": ({**PROMPT, "text_input": b"\xff\xfe\x00"}, "not valid UTF-8"),
     "10^5 stop words": ({**PROMPT, "stop_words": ["x"] * 100_000}, "stop_words has 100000 entries"),
     "10 MB stop word": ({**PROMPT, "stop_words": ["x" * 10_000_000]}, "stop_words holds 10000000 bytes"),
     "two rows of tokens": ({"input_ids": np.ones((1, 2), np.int32), "max_tokens": 4}, "unexpected shape"),
     "stop without id": ({"stop": True}, "not active"),
+    "repetition_penalty 0": ({**PROMPT, "repetition_penalty": 0.0}, "repetition_penalty must be"),
+    **{
+        str(wrong): ({**PROMPT, wrong.field: wrong.value}, f"{wrong.field} must be")
+        for wrong in (*WRONG_SAMPLING, *WRONG_REQUESTS)
+        if wrong.field in ("max_tokens", "temperature", "top_p", "top_k")
+    },
 }
 
 

@@ -126,9 +126,7 @@ def test_tensors_are_those_of_transformers(stream: RawStream, model: Any, stream
             {"additional_outputs": ["attention"]},
             "additional_outputs names 'attention', which this model does not offer",
         ),
-        ({"num_log_probs": 21}, "num_log_probs must be between 0 and 20, got 21"),
         ({"embedding_bias": np.zeros(3, np.float32)}, "embedding_bias must hold one float32 for each of the"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be between 0"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_a_sentence(

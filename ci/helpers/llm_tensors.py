@@ -27,7 +27,11 @@ def read(inputs: dict) -> ClientRequest:
 
 
 def build(inputs: dict) -> Request:
-    return RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS, GenerationDefaults()).build(read(inputs), 1, "")
+    return build_asked(read(inputs))
+
+
+def build_asked(client: ClientRequest) -> Request:
+    return RequestBuilder(fake_tokenizer.byte_tokenizer(), LIMITS, GenerationDefaults()).build(client, 1, "")
 
 
 OK = {"text_input": "a", "max_tokens": 4}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import re
 
 import numpy as np
 import pytest
 import torch
+from wrong_values import WRONG_SAMPLING, WrongValue
 
 from inflight.errors import InvalidRequest
 from inflight.request import Request
@@ -21,23 +22,11 @@ from inflight.sampling_config import (
 from inflight_kernels.sampling.reference import process_logits
 
 
-@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38, -3e38, 1e300])
-def test_penalties_that_overflow_in_float32_are_refused(name: str, value: float) -> None:
-    with pytest.raises(InvalidRequest, match=f"{name} must be between"):
-        SamplingConfig(**{name: value}).validate()
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0, 1e-40])
-def test_temperatures_by_which_logits_cannot_be_divided_are_refused(value: float) -> None:
-    with pytest.raises(InvalidRequest, match=r"temperature must be 0 \(greedy\) or a finite number"):
-        SamplingConfig(temperature=value).validate()
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0, -1.0, 1e-40, 1e300])
-def test_repetition_penalties_that_overflow_in_float32_are_refused(value: float) -> None:
-    with pytest.raises(InvalidRequest, match="repetition_penalty must be between"):
-        SamplingConfig(repetition_penalty=value).validate()
+# A front takes a temperature by which logits cannot be divided for 0.
+@pytest.mark.parametrize("wrong", [*WRONG_SAMPLING, WrongValue("temperature", 1e-40, "temperature must be 0")], ids=str)
+def test_a_wrong_value_is_refused_in_one_sentence(wrong: WrongValue) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(wrong.sentence)}"):
+        SamplingConfig(**{wrong.field: wrong.value}).validate()
 
 
 @pytest.mark.parametrize("repetition", [MAX_REPETITION_PENALTY, MIN_REPETITION_PENALTY])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 from harness import Harness, make_request
 from replays import replay_after
+from wrong_values import WRONG_REQUESTS
 
 from inflight.errors import DuplicateRequest, InvalidRequest
-from inflight.request import Request
-from inflight.sampling_config import SamplingConfig
 
 
 def test_a_duplicate_is_refused_and_the_first_lives_on() -> None:
@@ -36,16 +35,15 @@ def test_an_id_may_be_used_again_after_its_final_response() -> None:
     [
         (make_request(1, []), "the prompt is empty"),
         (make_request(1, 64, 1), "max_input_len"),
-        (make_request(1, 4, 0), "max_tokens"),
         (make_request(1, [5, 97]), "vocabulary"),
         (make_request(1, [-1, 5]), "vocabulary"),
         (make_request(1, 4, 5, stop_words=[[]]), "stop_words"),
         (make_request(1, 4, 5, priority=3.0), "priority"),
         (make_request(1, 4, 5, allotted_time_ms=-1), "allotted_time_ms must not be negative, got -1"),
         (make_request(1, 40, 20), "KV cache"),
-        (make_request(1, 4, 5, num_return_sequences=0), "num_return_sequences must be between 1 and max_batch_size 4"),
-        (make_request(1, 4, 5, num_return_sequences=5), "num_return_sequences must be between 1 and max_batch_size 4"),
         (make_request(1, 4, 5, num_return_sequences=2, replay=replay_after([1])), "every sequence of the request"),
+        (make_request(1, 4, 5, min_tokens=-1), "min_tokens must be >= 0, got -1"),
+        *((make_request(1, 4, **{field: value}), sentence) for field, value, sentence in WRONG_REQUESTS),
     ],
 )
 def test_a_bad_request_is_refused_while_its_neighbours_finish(bad: object, words: str) -> None:
@@ -55,10 +53,3 @@ def test_a_bad_request_is_refused_while_its_neighbours_finish(bad: object, words
     assert isinstance(harness.error(1), InvalidRequest) and words in str(harness.error(1))
     for request_id in (10, 11):
         assert harness.tokens(request_id) == harness.expected(request_id)
-
-
-def test_sampling_is_validated_too() -> None:
-    harness = Harness()
-    harness.submit(Request(request_id=1, input_token_ids=[1], max_tokens=1, sampling_config=SamplingConfig(top_p=2)))
-    harness.step()
-    assert "top_p" in str(harness.error(1))

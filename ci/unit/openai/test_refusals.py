@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, openai_server
+from wrong_values import WRONG_SAMPLING
 
 from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull
 from inflight.openai import fields
-from inflight.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
+from inflight.openai.fields import ACCEPTED_UNUSED, LIMITS, REFUSED, ChatBody, CompletionBody
 from inflight.result import Response
 from inflight.text.stop_strings import StopStrings
 
@@ -19,7 +20,13 @@ CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"prompt": "hi"}
 
+OF_ENGINE = [
+    (COMPLETIONS, {**COMPLETION, wrong.field: wrong.value}, 400, wrong.field, wrong.sentence, None)
+    for wrong in WRONG_SAMPLING
+    if wrong.is_json and wrong.field in CompletionBody.__struct_fields__ and wrong.field not in {**LIMITS, **REFUSED}
+]
 TABLE = [
+    *OF_ENGINE,
     # path, body, status, param, a part of the message, code
     (COMPLETIONS, {}, 400, "prompt", "Missing required parameter: 'prompt'", "missing_required_parameter"),
     (COMPLETIONS, {**COMPLETION, "wrong": 1}, 400, "wrong", "Unrecognized request argument", "unknown_parameter"),
@@ -53,7 +60,6 @@ TABLE = [
     (COMPLETIONS, {**COMPLETION, "metadata": {"a": 1}}, 400, "metadata", "Expected `str`", "invalid_type"),
     (COMPLETIONS, {**COMPLETION, "metadata": {"a": "b" * 513}}, 400, "metadata", "values of 512", None),
     (COMPLETIONS, {**COMPLETION, "top_p": 0}, 400, "top_p", "above 0", None),
-    (COMPLETIONS, {**COMPLETION, "min_p": 2}, 400, "min_p", "min_p must be between 0 and 1", None),
     (COMPLETIONS, {**COMPLETION, "seed": 2**65}, 400, "seed", "", None),
     (COMPLETIONS, {**COMPLETION, "stop": ["a"] * 5}, 400, "stop", "more than 4", None),
     (COMPLETIONS, {**COMPLETION, "stop": ""}, 400, "stop", "characters", None),

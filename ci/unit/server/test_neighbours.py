@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
 import pytest
-from llm_tensors import READ_LIMITS
+from llm_tensors import READ_LIMITS, build_asked
+from wrong_values import WRONG_REQUESTS, WRONG_SAMPLING
 
 from inflight.errors import InvalidRequest
 from inflight.result import PerfMetrics
@@ -151,11 +153,17 @@ def test_what_vllms_clients_say_beside_a_guide(options: dict[str, Any], fields: 
         ({"bad_words": [""]}, "^bad_words must hold no empty text$"),
         ({"bad_words": ["\ud800"]}, "not valid JSON"),
         ({"structured_outputs": '{"regex": "\\ud800"}'}, "not valid JSON"),
+        *(
+            ({parameter.name: wrong.value}, re.escape(wrong.sentence))
+            for parameter in PARAMETERS
+            for wrong in (*WRONG_SAMPLING, *WRONG_REQUESTS)
+            if wrong.field == parameter.field and wrong.is_json
+        ),
     ],
 )
 def test_wrong_sampling_parameters_are_refused_in_words(parameters: Any, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        sampling(parameters)
+        build_asked(sampling(parameters))
 
 
 def test_each_sampling_parameter_is_honoured_or_has_a_reason() -> None:
