@@ -55,10 +55,14 @@ class GuideType(str, Enum):
     """XGrammar's JSON description of tags in free text, and of the content of each."""
 
 
+_EBNF_RULE = re.compile(r"^[ \t]*[A-Za-z0-9_.-]+(?:\s|#[^\n]*\n)*::=", re.MULTILINE)
+_LARK_START = re.compile(r"^[ \t]*[?!]*start\b[^:\n]*:", re.MULTILINE)
+
+
 def grammar_type(grammar: str) -> GuideType:
     """Which of its two syntaxes a grammar is in, for dialects that do not say: EBNF defines a rule by `::=`, Lark by a
-    colon."""
-    is_lark = re.search(r"^[ \t]*[?!]*start\b[^:\n]*:(?!:=)", grammar, re.MULTILINE)
+    colon. A grammar with a rule of EBNF is in it, as its other lines may begin with `start ":"`."""
+    is_lark = _EBNF_RULE.search(grammar) is None and _LARK_START.search(grammar) is not None
     return GuideType.LARK_GRAMMAR if is_lark else GuideType.EBNF_GRAMMAR
 
 

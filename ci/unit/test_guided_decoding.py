@@ -15,6 +15,7 @@ from inflight.guided_decoding import (
     GuideType,
     Reasoning,
     WhiteSpace,
+    grammar_type,
     white_space_of,
 )
 from inflight.request import Request
@@ -107,3 +108,31 @@ def test_a_request_with_a_grammar_needs_an_end_token() -> None:
 )
 def test_a_pattern_of_white_space_is_the_freest_kind_within_it(pattern: str, white_space: WhiteSpace | None) -> None:
     assert white_space_of(pattern) is white_space
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a"',
+        'start ::= "a"\nroot ::= start',
+        'root ::=\n  start ": " item\nstart ::= "x"\nitem ::= "y"',
+        'root # is defined\n  # below\n  ::= "a" |\n  start-tag "b: c"\nstart-tag ::= "<"',
+        'root = "a"',
+        "",
+    ],
+)
+def test_rules_of_ebnf(grammar: str) -> None:
+    assert grammar_type(grammar) is GuideType.EBNF_GRAMMAR
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a"',
+        '  ?start : "a"',
+        '// root ::= "a"\n# b ::= c\n%import common.INT\nstart: INT',
+        'x[capture]: "::="\n  | "::= "\nstart[lazy]: x',
+    ],
+)
+def test_rules_of_lark(grammar: str) -> None:
+    assert grammar_type(grammar) is GuideType.LARK_GRAMMAR

@@ -24,7 +24,7 @@ from inflight.openai.call import Call, PromptCall
 from inflight.openai.chat_format import ChatFormat
 from inflight.openai.choice import Choice
 from inflight.openai.fields import Body, ChatBody, CompletionBody, check_fields, check_stream_options
-from inflight.openai.guides import Found, check_backend, read_guide
+from inflight.openai.guides import OF_CALLS, Found, check_backend, read_guide
 from inflight.openai.log_probs import LogProbWriter
 from inflight.openai.param_names import ParamNames
 from inflight.openai.prompts import PromptEncoder, split_prompts
@@ -105,8 +105,7 @@ class CallBuilder:
         format = self._chat_format(body, use, text)
         found = read_guide(body) if use is None else read_guide(body, use.guide, is_forced=use.is_forced)
         if found is not None and format is not None:
-            is_of_calls = use is not None and found[1] is use.guide
-            found = found[0], self._with_tags(found[1], text, is_of_calls=is_of_calls)
+            found = found[0], self._with_tags(found[1], text, is_of_calls=found[0] in OF_CALLS)
         shared = self._shared(body, limits, 1, output, found, adapter)
         request = self._request(body, token_ids, limits, wanted, None, shared)
         prompts = [self._prompt_call(body, request, shared, shown=frozenset() if format is None else self._tag_ids)]

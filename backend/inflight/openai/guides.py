@@ -24,6 +24,9 @@ from inflight.openai.tools.forms import Form, schema_of, tag
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
+OF_CALLS = ("tool_choice", "tools")
+"""The fields that a grammar of calls is from."""
+
 Found = tuple[str, GuidedDecodingParams]
 """The field that says so, and the grammar."""
 
@@ -35,7 +38,7 @@ def read_guide(body: Body, calls: GuidedDecodingParams | None = None, *, is_forc
     if calls is None or is_forced or answer_form(body.response_format) is None:
         found = [*_of_response_format(body.response_format), *found]
     if calls is not None:
-        found.append(("tool_choice" if is_forced else "tools", calls))
+        found.append((OF_CALLS[not is_forced], calls))
     if len(found) > 1:
         first, second = found[0][0], found[1][0]
         raise invalid(f"{first} and {second} are two grammars for one output: give one of them", second)

@@ -63,7 +63,9 @@ def test_thought_and_answer_are_told_apart(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"tool_choice": "required"}, {"tools": [STRICT]}], ids=["chosen", "forced", "strict"]
+    "body",
+    [{}, {"tool_choice": "required"}, {"tools": [STRICT]}, {"tools": [STRICT], "guided_white_space": "compact"}],
+    ids=["chosen", "forced", "strict", "compact"],
 )
 def test_a_call_is_a_message_of_its_own(server: Running, body: dict[str, Any]) -> None:
     choice = ask(server, THOUGHT + CALL, **{"tools": [TOOL], **body})

@@ -63,7 +63,7 @@ def read_lark(text: str, json_of: Callable[[Any], Json], start: str = START) -> 
                 raise _error(f"{part} is not followed by valid JSON", text, found.start()) from None
             part += " " + (json_of(value).schema if part == "%json" else json.dumps(value))
         written.append(start if kind == "name" and part == START else part)
-    if not re.search(r"^[ \t]*start\b", text, re.M):
+    if not re.search(r"^[ \t]*[?!]*start\b", text, re.M):
         raise GuideRefused("has no rule named start, which the output would follow")
     return "".join(written)
 

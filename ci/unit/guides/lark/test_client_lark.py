@@ -19,6 +19,7 @@ from inflight.guides.refusal import GuideRefused
         ('start: %regex {"substring_words": "a b c"}', ["a b", "b c"], ["a c"]),
         ('start: "x" %json {"type": "array", "items": {"type": "integer"}} "y"', ["x[1, 2]y", "x[]y"], ["x[1,2]y"]),
         ('start: %json {"type": "object", "properties": {"a": {"const": "%json }"}}}', ['{"a": "%json }"}'], ["{"]),
+        ('?start: "a" | b\n?b: "c" start', ["a", "ca"], ["c"]),
         ("start: word\nword[lazy]: /[a-z]*;/", ["ab;"], ["ab", "a;b;"]),
     ],
 )
