@@ -10,10 +10,8 @@ from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema.documents import Documents
 from inflight.guides.schema.expansion import Expansion
 from inflight.guides.schema.facts import Claim
-from inflight.guides.schema.writing import Writing
+from inflight.guides.schema.writing import MAX_BYTES, Writing
 
-MAX_BYTES = 1 << 17
-"""Of the schema that is made."""
 MAX_LEFT_OUT = 16
 """Keywords of a schema that is not strict which are found to be no way to write it, one after the other."""
 ESCAPES = '"\\\\bfnrt'
@@ -84,7 +82,7 @@ def _prepared(
         _check_ends(made, writing.definitions)
         result = {**made, "$defs": writing.definitions}
     if len(json.dumps(result)) > MAX_BYTES:
-        raise GuideRefused(f"needs more than {MAX_BYTES} bytes")
+        raise GuideRefused(f"needs more than {MAX_BYTES} bytes", is_final=True)
     return Prepared(result, tuple(dropped), _escapes(writing))
 
 

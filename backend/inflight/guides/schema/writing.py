@@ -16,6 +16,10 @@ from inflight.guides.schema.writing_objects import write_object
 
 MAX_STATES = 2_000
 """Different schemas that are written for one guide."""
+MAX_BYTES = 1 << 17
+"""Of the schema that is made."""
+MAX_INLINED = 200
+"""Bytes of a schema that is written where it is used."""
 MAX_EXCLUDED = 100
 """Characters of a text that must not be: its regular expression has a group in a group for each."""
 Schema = dict[str, Any] | bool
@@ -31,6 +35,7 @@ class Writing:
         self._referred: set[str] = set()
         self._places: list[str] = [""]
         self._count = 0
+        self._num_bytes = 0
         self.num_matched = 0
         self.has_known_among_others = False
         """Whether an object has names with schemas of their own, and others."""
@@ -65,9 +70,15 @@ class Writing:
         finally:
             del self._open[claims]
             self._places = outer
-        if isinstance(schema, dict) and (name in self._referred or "object" in str(schema.get("type"))):
-            self.definitions[name] = schema
-            schema = {"$ref": f"#/$defs/{name}"}
+        if isinstance(schema, dict):
+            size = len(json.dumps(schema))
+            # What is large stands in one place: inlined, schemas within schemas would multiply.
+            if name in self._referred or "object" in str(schema.get("type")) or size > MAX_INLINED:
+                self._num_bytes += size
+                if self._num_bytes > MAX_BYTES:
+                    raise GuideRefused(f"needs more than {MAX_BYTES} bytes", is_final=True)
+                self.definitions[name] = schema
+                schema = {"$ref": f"#/$defs/{name}"}
         self._written[claims] = schema
         return schema
 
