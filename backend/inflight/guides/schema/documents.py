@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,14 +16,6 @@ MAX_DEPTH = 64
 """Schemas within one another."""
 OLD_DRAFTS = ("draft-03", "draft-04", "draft-05", "draft-06", "draft-07")
 """Of whose schemas `$ref` replaces what stands beside it."""
-
-
-IN_PLACE = re.compile(r"(?:/(?:allOf|anyOf|oneOf)/[0-9]+|/(?:if|then|else|not))*")
-"""From a schema to one that says more of the same value."""
-
-
-def _keys(schema: Any) -> Any:
-    return schema if isinstance(schema, dict) else ()
 
 
 def escaped(step: str | int) -> str:
@@ -76,15 +67,6 @@ class Documents:
             scope = (*scope, place.base)
         return self._scoped.setdefault((place.pointer, scope), replace(place, scope=scope))
 
-    def holder(self, keyword: str, pointers: list[str]) -> str | None:
-        """Pointer of the first schema with a keyword among those at `pointers` and what these apply in place."""
-        for pointer in pointers:
-            for each, place in self.places.items():
-                below = each.removeprefix(pointer) if each.startswith(pointer) else None
-                if below is not None and IN_PLACE.fullmatch(below) and keyword in _keys(place.schema):
-                    return each
-        return None
-
     def _enter(self, schema: Any, pointer: str, base: str, depth: int, is_old: bool) -> Place:
         if depth > MAX_DEPTH:
             raise GuideRefused(f"has schemas within one another deeper than {MAX_DEPTH}", pointer=pointer[:80])
@@ -122,7 +104,8 @@ class Documents:
         """The schema that `keyword` of `place` refers to. Raises GuideRefused where there is none in the guide."""
         reference = place.schema[keyword]
         if not isinstance(reference, str):
-            raise GuideRefused("has a reference that is no text", pointer=place.pointer, keyword=keyword)
+            what = "has a reference that is no text"
+            raise GuideRefused(what, pointer=place.pointer, keyword=keyword, is_final=True)
         uri, fragment = urldefrag(_joined(place.base, reference, place.pointer))
         fragment = unquote(fragment)
         if uri not in self._roots:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema.arrays import read_array
 from inflight.guides.schema.documents import Documents, Place, escaped
-from inflight.guides.schema.facts import ANY, Array, Claim, Fact, Object, Rest, Union_
+from inflight.guides.schema.facts import ANY, Array, Claim, Fact, Object, Rest, Union_, without
 from inflight.guides.schema.in_place import read_in_place
-from inflight.guides.schema.keyword_values import refusal
+from inflight.guides.schema.keyword_values import malformed, refusal
 from inflight.guides.schema.keywords import ANNOTATIONS, KNOWN, misspelt
 from inflight.guides.schema.objects import read_object
+from inflight.guides.schema.omissions import Omissions
 from inflight.guides.schema.scalars import read_scalar
 
 MAX_ALTERNATIVES = 1_000
@@ -22,21 +23,16 @@ MAX_WORK = 10_000
 """Merges of facts for one guide."""
 MAX_STEPS = 100_000
 """Of the automata of one guide."""
+OPENING = ("patternProperties", "additionalProperties", "unevaluatedProperties")
+"""What is said of properties by them is not nothing, so that objects are not closed where they are left out."""
 
 
 class Expansion:
-    """Of the schemas of one guide. `drop` is told of what cannot be expressed; it raises where that must be refused."""
+    """Of the schemas of one guide."""
 
-    def __init__(
-        self,
-        documents: Documents,
-        drop: Callable[[GuideRefused], None],
-        left_out: Container[tuple[str, str]] = (),
-    ) -> None:
-        """`left_out`: pointers and keywords that say nothing."""
+    def __init__(self, documents: Documents, omissions: Omissions) -> None:
         self.documents = documents
-        self._left_out = left_out
-        self.drop = drop
+        self.omissions = omissions
         self.work = 0
         self.steps = 0
         self._kept: dict[Claim, Union_] = {}
@@ -47,6 +43,9 @@ class Expansion:
             for p in documents.places.values()
         )
         self.nothing = Claim(Place(False, "", ""))
+        open_object = Object(rests=(Rest(frozenset(), (), Claim(Place(True, "", ""))),))
+        self._open_any = without("object", open_object)
+        """Anything, and objects that have a word about other properties: any."""
 
     def value(self, value: Any, pointer: str) -> Claim:
         """That something equals `value`."""
@@ -147,24 +146,20 @@ class Expansion:
                 )
         # Properties first: their order is that of what is generated. Unevaluated ones after all others.
         keys = [k for k in keys if k in KNOWN and k not in ANNOTATIONS]
-        ignored = [k for k in keys if (place.pointer, k) in self._left_out]
-        if ignored:
-            keys = [k for k in keys if k not in ignored]
-            if not holds:
-                return ANY  # whether they break it is not known
         keys.sort(key=lambda k: (k.startswith("unevaluated"), k in ("required",)))
         union: Union_ = ANY if holds else ()
         for key in keys:
-            try:
-                if key.startswith("unevaluated"):
-                    if not holds:
-                        raise refusal("cannot be negated", place, key)
-                    union = self._unevaluated(place, key, union)
-                    continue
-                one = self._keyword(place, key, holds)
-            except GuideRefused as refused:
-                self.drop(refused)
-                one = ANY
+            one = self._open_any if key in OPENING else ANY
+            if (place.pointer, key) not in self.omissions.omitted:
+                try:
+                    if key.startswith("unevaluated"):
+                        if not holds:
+                            raise refusal("cannot be negated", place, key)
+                        union = self._unevaluated(place, key, union)
+                        continue
+                    one = self._keyword(place, key, holds)
+                except GuideRefused as refused:
+                    self.omissions.drop(refused, [(place.pointer, key)] if refused.keyword else [])
             union = self.product(union, one, place, key) if holds else tuple(dict.fromkeys(union + one))
         return union
 
@@ -179,7 +174,7 @@ class Expansion:
         pointer = place.pointer + "".join(f"/{escaped(step)}" for step in steps)
         if pointer in self.documents.places:
             return Claim(self.documents.within(self.documents.places[pointer], place.scope))
-        raise refusal("holds no schema", place, str(steps[0]))
+        raise malformed("holds no schema", place, str(steps[0]))
 
     def every(self, claims: list[Claim], place: Place, key: str) -> Union_:
         union: Union_ = ANY
@@ -189,6 +184,8 @@ class Expansion:
 
     def _unevaluated(self, place: Place, key: str, union: Union_) -> Union_:
         claim = self.at(place, key)
+        if self.omissions.blinds(self.documents, place):
+            raise refusal("is about what a keyword has not looked at that is left out", place, key)
         out: list[Fact] = []
         for fact in union:
             if key == "unevaluatedItems" and isinstance(fact, Array):

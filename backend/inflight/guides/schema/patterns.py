@@ -225,5 +225,7 @@ def translate(source: object, pointer: str) -> str:
     """`source`, the value of `pattern` at `pointer`, for llguidance. Raises GuideRefused for what is no text, is
     malformed, or has look-around, back references or anchors that are not at an end."""
     if not isinstance(source, str):
-        raise GuideRefused("has a regular expression that is no text", pointer=pointer, keyword="pattern")
+        raise GuideRefused(
+            "has a regular expression that is no text", pointer=pointer, keyword="pattern", is_final=True
+        )
     return _Translation(source, pointer).run()

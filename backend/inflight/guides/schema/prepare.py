@@ -10,16 +10,17 @@ from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema.documents import Documents
 from inflight.guides.schema.expansion import Expansion
 from inflight.guides.schema.facts import Claim
-from inflight.guides.schema.writing import MAX_BYTES, Writing
+from inflight.guides.schema.omissions import Omissions
+from inflight.guides.schema.writing import MAX_BYTES, Schema, Writing
 
-MAX_LEFT_OUT = 16
-"""Keywords of a schema that is not strict which are found to be no way to write it, one after the other."""
+MAX_READINGS = 16
+"""Of a schema that is not strict. All but the last one find keywords that have to be left out."""
 ESCAPES = '"\\\\bfnrt'
 
 
 @dataclass(frozen=True)
 class Prepared:
-    schema: dict[str, Any] | bool
+    schema: Schema
     """What `%json` of llguidance takes."""
     not_enforced: tuple[tuple[str, str], ...]
     """JSON pointer and keyword of what the schema asks and the grammar does not enforce; empty when strict."""
@@ -46,55 +47,40 @@ def prepare_schema(
     `patternProperties` and without a word about others get no others than required ones. Raises GuideRefused for what
     is malformed, what is beyond the bounds of work, what has no instance and, when strict, what cannot be enforced.
     """
-    documents = Documents(schema)
-    left_out: dict[tuple[str, str], None] = {}
-    while True:
+    documents, omissions = Documents(schema), Omissions(is_strict)
+    refused: GuideRefused | None = None
+    for _ in range(MAX_READINGS):
+        writing = Writing(Expansion(documents, omissions), closes_objects)
         try:
-            return _prepared(documents, left_out, is_strict=is_strict, closes_objects=closes_objects)
-        except GuideRefused as refused:
-            # What cannot be written is known behind all that was read: once more without it.
-            spot = (refused.pointer, refused.keyword)
-            may_go = not (is_strict or refused.is_final) and refused.keyword and spot not in left_out
-            if not may_go or len(left_out) == MAX_LEFT_OUT:
-                raise
-            left_out[spot] = None
+            made = writing.write(frozenset({Claim(documents.root)}))
+        except RecursionError as error:
+            raise GuideRefused("has schemas within one another too deep") from error
+        if writing.has_known_among_others and writing.numbered is not None:
+            omissions.postpone(writing.numbered)
+        refused = omissions.close()
+        if refused is None:
+            return Prepared(_whole(made, writing), omissions.named, _escapes(writing))
+    assert refused is not None
+    raise refused
 
 
-def _prepared(
-    documents: Documents, left_out: dict[tuple[str, str], None], *, is_strict: bool, closes_objects: bool
-) -> Prepared:
-    dropped = dict(left_out)
-
-    def drop(refused: GuideRefused) -> None:
-        if is_strict or refused.is_final or not refused.keyword:
-            raise refused
-        dropped[refused.pointer, refused.keyword] = None
-
-    writing = Writing(Expansion(documents, drop, left_out), closes_objects)
-    try:
-        made = writing.write(frozenset({Claim(documents.root)}))
-    except RecursionError as error:
-        raise GuideRefused("has schemas within one another too deep") from error
+def _whole(made: Schema, writing: Writing) -> Schema:
     if made is False:
         raise GuideRefused("has no instance: nothing satisfies it")
-    result: dict[str, Any] | bool = made
+    result = made
     if isinstance(made, dict) and writing.definitions:
         _check_ends(made, writing.definitions)
         result = {**made, "$defs": writing.definitions}
     if len(json.dumps(result)) > MAX_BYTES:
         raise GuideRefused(f"needs more than {MAX_BYTES} bytes", is_final=True)
-    return Prepared(result, tuple(dropped), _escapes(writing))
+    return result
 
 
 def _escapes(writing: Writing) -> str:
     """With `u`, for the characters that JSON writes by their numbers alone, if no object has names of its own beside
     others: the library holds `"\\u0061"` for another name than `a`, and so for one of the others. Without `u` it leaves
-    such characters out of constants, which would be others then: raises GuideRefused if there are any."""
-    if not writing.has_known_among_others:
-        return f"{ESCAPES}u"
-    if writing.numbered is not None:
-        raise writing.numbered
-    return ESCAPES
+    such characters out of constants, which would be others then, and are refused therefore."""
+    return ESCAPES if writing.has_known_among_others else f"{ESCAPES}u"
 
 
 def _check_ends(root: dict[str, Any], definitions: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from inflight.guides.refusal import GuideRefused
 from inflight.guides.schema.expansion import MAX_ALTERNATIVES, Expansion
 from inflight.guides.schema.facts import Array, Boolean, Claim, Fact, Null, Number, String
+from inflight.guides.schema.omissions import at_fault
 from inflight.guides.schema.patterns import NUMBERED, NUMBERED_CODE, anything_but
 from inflight.guides.schema.writing_arrays import counted, write_array
 from inflight.guides.schema.writing_numbers import write_number
@@ -33,7 +34,7 @@ class Writing:
         self._written: dict[frozenset[Claim], Schema] = {}
         self._open: dict[frozenset[Claim], str] = {}
         self._referred: set[str] = set()
-        self._places: list[str] = [""]
+        self._places = [expansion.documents.root]
         self._count = 0
         self._num_bytes = 0
         self.num_matched = 0
@@ -45,7 +46,7 @@ class Writing:
     @property
     def place(self) -> str:
         """Pointer of the first schema of what is being written."""
-        return self._places[0]
+        return self._places[0].pointer
 
     def write(self, claims: frozenset[Claim]) -> Schema:
         claims = frozenset(c for c in claims if c.place.schema is not c.holds)
@@ -62,11 +63,14 @@ class Writing:
         name = self._open[claims] = f"s{self._count}"
         if len(self._open) > 60:
             raise GuideRefused("needs schemas deeper than 60")
-        outer, self._places = self._places, sorted(claim.place.pointer for claim in claims)
+        ordered = sorted(claims, key=lambda claim: (claim.place.pointer, claim.place.scope, not claim.holds))
+        outer, self._places = self._places, [claim.place for claim in ordered]
         try:
-            ordered = sorted(claims, key=lambda claim: (claim.place.pointer, claim.place.scope, not claim.holds))
             union = self.expansion.all_of(ordered)
             schema = self.union(union)
+        except GuideRefused as refused:
+            self.expansion.omissions.postpone(refused)
+            schema = True
         finally:
             del self._open[claims]
             self._places = outer
@@ -86,16 +90,16 @@ class Writing:
         written = [schema for fact in facts for schema in self.fact(fact) if schema is not False]
         written = list({json.dumps(schema): schema for schema in written}.values())
         if len(written) > MAX_ALTERNATIVES:
-            raise self.refusal(f"needs more than {MAX_ALTERNATIVES} alternatives", "")
+            raise GuideRefused(f"needs more than {MAX_ALTERNATIVES} alternatives", pointer=self.place)
         return False if not written else written[0] if len(written) == 1 else {"anyOf": written}
 
     def refusal(self, what: str, *keywords: str) -> GuideRefused:
-        """Of what is being written, by the first of its schemas that has one of the keywords."""
-        for keyword in keywords:
-            holder = self.expansion.documents.holder(keyword, self._places)
-            if holder is not None:
-                return GuideRefused(what, pointer=holder, keyword=keyword)
-        return GuideRefused(what, pointer=self.place, keyword=keywords[0])
+        """Of what is being written, for the first of the keywords that one of its schemas has; the first one of all is
+        of the kind that it is about."""
+        expansion = self.expansion
+        spots = at_fault(expansion.documents, self._places, keywords, expansion.omissions.omitted)
+        pointer, keyword = next(iter(spots), (self.place, keywords[0]))
+        return GuideRefused(what, pointer=pointer, keyword=keyword, spots=spots)
 
     def fact(self, fact: Fact) -> Iterator[Schema]:
         if isinstance(fact, Null):
@@ -116,10 +120,10 @@ class Writing:
         patterns = fact.patterns
         if any(map(NUMBERED.search, fact.values or ())) or any(map(NUMBERED_CODE.search, patterns)):
             what = "has control characters in a text, beside objects with known names among others"
-            self.numbered = self.refusal(what, *(("const", "enum") if fact.values else ("pattern",)))
+            self.numbered = self.refusal(what, *(("const", "enum") if fact.values else ("pattern", "format")))
         if fact.excluded:
             if max(len(text) for text in fact.excluded) > MAX_EXCLUDED:
-                raise self.refusal(f"excludes text longer than {MAX_EXCLUDED} characters", "not")
+                raise self.refusal(f"excludes text longer than {MAX_EXCLUDED} characters", "not", "oneOf", "if")
             patterns += (anything_but(fact.excluded),)
         schema: dict[str, Any] = {"type": "string"}
         if fact.values is not None:

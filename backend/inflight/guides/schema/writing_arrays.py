@@ -16,6 +16,7 @@ from inflight.guides.schema.writing_numbers import plain
 if TYPE_CHECKING:
     from inflight.guides.schema.writing import Schema, Writing
 
+COUNTS = ("maxItems", "minItems")
 MAX_POSITION = 12
 """Before which item of an array without `maxItems` those that `contains` counts are generated. Arrays whose first such
 item stands later are instances, too, but are not generated: no schema of fixed size stands for them."""
@@ -57,7 +58,7 @@ def write_array(writing: Writing, fact: Array) -> Iterator[Schema]:
     stops = [stop or start for start, stop, _ in fact.items]
     size = max(stops, default=0)
     if size > MAX_ALTERNATIVES or fact.shortest > 4096 or (fact.longest or 0) > 4096:
-        raise writing.refusal("counts more than 4096 items", "maxItems" if fact.longest else "minItems")
+        raise writing.refusal("counts more than 4096 items", *(COUNTS if fact.longest else COUNTS[::-1]))
     prefix: list[Schema] = []
     longest = fact.longest
     for index in range(size if longest is None else min(size, longest)):
@@ -93,7 +94,7 @@ def listed_values(writing: Writing, claims: frozenset[Claim]) -> list[Any] | Non
         elif isinstance(fact, Boolean):
             out += sorted(fact.values)
         elif isinstance(fact, Number) and fact.values is not None:
-            out += [plain(writing, value, "enum") for value in sorted(fact.values)]
+            out += [plain(writing, value, "uniqueItems") for value in sorted(fact.values)]
         elif isinstance(fact, Number) and fact.is_integer and fact.low is not None and fact.high is not None:
             if fact.high - fact.low > 8:
                 return None
@@ -110,7 +111,8 @@ def unique_lists(writing: Writing, fact: Array) -> list[list[Any]] | None:
     size = max((stop or start for start, stop, _ in fact.items), default=0)
     sets = [listed_values(writing, fact.claims(index)) for index in range(size + 1)]
     if any(values is None for values in sets):
-        writing.expansion.drop(writing.refusal("asks for unique items of values that are not listed", "uniqueItems"))
+        refused = writing.refusal("asks for unique items of values that are not listed", "uniqueItems")
+        writing.expansion.omissions.drop(refused, refused.spots)
         return None
     known = [[json.dumps(value) for value in values or []] for values in sets]
     every = list(dict.fromkeys(value for values in known for value in values))

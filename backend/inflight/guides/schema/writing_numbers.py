@@ -22,17 +22,19 @@ MAX_STEP = 2_000
 about 5 ms, of 10,000 in 50 ms, and of millions it does not end (2026-11-26)."""
 LARGE_STEPS = frozenset({2_048, 2_500, 3_600, 4_096, 5_000, 10_000, 50_000, 100_000})
 """Larger ones that people count in, with few remainders that matter; each was tried."""
+LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+"""A negation makes one of the other."""
 MAX_LISTED = 256
 """Multiples between two bounds that are listed instead."""
 
 
-def plain(writing: Writing, number: Fraction, keyword: str) -> int | float:
-    """As JSON has it. Raises GuideRefused where that would not be the same number."""
+def plain(writing: Writing, number: Fraction, *keywords: str) -> int | float:
+    """As JSON has it. Raises GuideRefused where that would not be the same number. `keywords`: see Writing.refusal."""
     if number.denominator == 1 and abs(number) <= MAX_INTEGER:
         return int(number)
     value = float(number) if abs(number) < MAX_INTEGER else 0.0
     if Fraction(str(value)) != number or abs(value) < 1e-9:
-        raise writing.refusal("has a number beyond what is exact", keyword)
+        raise writing.refusal("has a number beyond what is exact", *keywords)
     return value
 
 
@@ -41,7 +43,8 @@ def write_number(writing: Writing, fact: Number) -> Iterator[Schema]:
         yield _listed(writing, fact.values)
         return
     if fact.is_fractional:
-        writing.expansion.drop(writing.refusal("excludes integers among numbers", "not"))
+        refused = writing.refusal("excludes integers among numbers", "not", "oneOf", "if", "type", "multipleOf")
+        writing.expansion.omissions.drop(refused, refused.spots)
     free = replace(fact, excluded=frozenset())
     cuts = [value for value in sorted(fact.excluded) if free.takes(value)]
     for low, high in pairwise((None, *cuts, None)):
@@ -88,9 +91,9 @@ def _steps(writing: Writing, fact: Number) -> Iterator[Schema]:
 def _bounded(writing: Writing, fact: Number) -> Iterator[Schema]:
     schema: dict[str, Any] = {"type": "integer" if fact.is_integer else "number"}
     if fact.low is not None:
-        schema["exclusiveMinimum" if fact.is_low_open else "minimum"] = plain(writing, fact.low, "minimum")
+        schema["exclusiveMinimum" if fact.is_low_open else "minimum"] = plain(writing, fact.low, *LOW, *HIGH)
     if fact.high is not None:
-        schema["exclusiveMaximum" if fact.is_high_open else "maximum"] = plain(writing, fact.high, "maximum")
+        schema["exclusiveMaximum" if fact.is_high_open else "maximum"] = plain(writing, fact.high, *HIGH, *LOW)
     if fact.step is not None:
         schema["multipleOf"] = plain(writing, fact.step, "multipleOf")
     yield schema
@@ -99,7 +102,7 @@ def _bounded(writing: Writing, fact: Number) -> Iterator[Schema]:
 
 
 def _listed(writing: Writing, values: frozenset[Fraction]) -> Schema:
-    return {"enum": [plain(writing, value, "enum") for value in sorted(values)]}
+    return {"enum": [plain(writing, value, "enum", "const", *LOW, *HIGH) for value in sorted(values)]}
 
 
 def _units(step: Fraction) -> int:

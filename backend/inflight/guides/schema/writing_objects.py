@@ -18,6 +18,7 @@ from inflight.guides.schema.patterns import NUMBERED, anything_but, exactly
 if TYPE_CHECKING:
     from inflight.guides.schema.writing import Schema, Writing
 
+COUNTS = ("minProperties", "maxProperties")
 MAX_OPTIONAL = 400
 """Properties of an object that may be left out: the library reads each of them as one that may come next, and stops at
 2,000 of its readings (PARSER_LIMITS)."""
@@ -124,7 +125,7 @@ def _sized(
         return
     if len(optional) > 9:
         raise writing.refusal(
-            "counts properties of which more than 9 are optional", "minProperties" if fewest else "maxProperties"
+            "counts properties of which more than 9 are optional", *(COUNTS if fewest else COUNTS[::-1])
         )
     for count in range(len(optional) + 1):
         for chosen in combinations(optional, count):

@@ -15,7 +15,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "arrays/uniqueItems": ("", "uniqueItems"),
     "combinations/oneOf that overlap": ("/oneOf/1", "multipleOf"),
     "combinations/not of oneOf": ("/not/oneOf/0", "multipleOf"),
-    "combinations/oneOf of number and integer": ("", "not"),
+    "combinations/oneOf of number and integer": ("", "oneOf"),
     "combinations/not of a format": ("/not", "format"),
     "formats/format idn-email": ("", "format"),
     "formats/format regex": ("", "format"),
