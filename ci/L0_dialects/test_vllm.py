@@ -173,3 +173,17 @@ def counted(server: ServerProcess) -> dict[str, float]:
     """vLLM's series without those of buckets, by name."""
     lines = re.findall(r'^vllm:(\w+)\{[^}]*model="vllm_model"[^}]*\} (\S+)$', read_metrics(server), re.MULTILINE)
     return {name: float(value) for name, value in lines if not name.endswith("_bucket")}
+
+
+def test_what_a_schema_that_is_not_strict_leaves_out_is_named(wire: RawStream) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "not": {"format": "ipv4"},
+    }
+    guide = {"json": schema, "disable_any_whitespace": True, "backend": "guidance", "strict": False}
+    said = {"structured_outputs": guide, "max_tokens": 40, "temperature": 0}
+    answer = ask(wire, said, exclude_input_in_output=True)
+    assert answer.text in ('{"ok":true}', '{"ok":false}')
+    assert answer.responses[-1]["guided_decoding_not_enforced"].tolist() == [b"/not format"]

@@ -14,7 +14,7 @@ from guides import GUIDES, guide
 from msgspec import structs
 
 from inflight.errors import ConfigurationError
-from inflight.guided_decoding import GuidedDecodingBackend, GuidedDecodingParams, GuideType, Reasoning
+from inflight.guided_decoding import GuidedDecodingBackend, GuidedDecodingParams, GuideType, Reasoning, WhiteSpace
 from inflight.guides.translate import translate
 from inflight.runtime.guided import grammars as grammars_module
 from inflight.runtime.guided import libraries
@@ -23,6 +23,7 @@ from inflight.runtime.guided.grammars import Grammar, Grammars, GrammarState
 from inflight.runtime.guided.libraries import make_library
 from inflight.runtime.guided.llguidance_library import LlguidanceState
 from inflight.runtime.guided.outputs import Mask, Output, Work
+from inflight.text.text_decoder import prompt_text
 from inflight.text.tokenizer import Tokenizer
 
 CHECKPOINT = Path(__file__).parents[3] / "model_repository/llm/1/checkpoint"
@@ -205,6 +206,14 @@ def test_a_special_token_that_is_shown_is_its_text(every: Grammars) -> None:
     assert walk.follows([a, shown])
     assert not {shown, hidden, END} & set(tokens_of(walk.mask()))
     assert walk.follows([b, shown, b, END])
+    every.release(grammar.params)
+
+
+def test_compact_json_has_no_white_space(every: Grammars) -> None:
+    grammar = compiled(every, structs.replace(GUIDES["json_schema"][0], white_space=WhiteSpace.COMPACT))
+    walk = Walk(every, grammar)
+    text = prompt_text(TOKENIZER, walk.on(seed=3, num_tokens=30))
+    assert not re.search(r"[:,]\s|\{\s", text), text
     every.release(grammar.params)
 
 
