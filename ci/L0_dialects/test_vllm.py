@@ -186,4 +186,4 @@ def test_what_a_schema_that_is_not_strict_leaves_out_is_named(wire: RawStream) -
     said = {"structured_outputs": guide, "max_tokens": 40, "temperature": 0}
     answer = ask(wire, said, exclude_input_in_output=True)
     assert answer.text in ('{"ok":true}', '{"ok":false}')
-    assert answer.responses[-1]["guided_decoding_not_enforced"].tolist() == [b"/not format"]
+    assert answer.responses[-1]["guided_decoding_not_enforced"].tolist() == [b"#/not format"]

@@ -55,7 +55,7 @@ class Preparation:
             for output, (sequence, finish_reason) in zip(outputs, delivered, strict=True):
                 output.resume(sequence, finish_reason)
         left_out = not_enforced(request.guided_decoding_params, self._builder.limits)
-        item.prepare(request, outputs, writer, [f"{pointer} {keyword}" for pointer, keyword in left_out] or None)
+        item.prepare(request, outputs, writer, [f"#{pointer} {keyword}" for pointer, keyword in left_out] or None)
         item.check_wanted()
 
     def _outputs(self, client: ClientRequest, request: Request) -> list[SequenceOutput]:

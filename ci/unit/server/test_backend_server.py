@@ -54,7 +54,7 @@ def test_what_a_schema_says_and_is_not_enforced_is_named_with_the_last_response(
     assert sender.finished.wait(LONG)
     first, last = sender.responses
     assert "guided_decoding_not_enforced" not in first.names()
-    assert last["guided_decoding_not_enforced"] == "/properties/a~1b pattern"
+    assert last["guided_decoding_not_enforced"] == "#/properties/a~1b pattern"
 
 
 def test_white_space_of_json_is_the_clients_choice(ask, executor: FakeExecutor) -> None:

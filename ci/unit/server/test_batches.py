@@ -248,5 +248,5 @@ def test_each_prompt_names_what_its_own_guide_leaves_out(ask, executor: FakeExec
     assert sender.finished.wait(LONG)
     first, second, third = sender.responses
     (named,) = [each.as_numpy() for each in second.tensors if each.name() == "guided_decoding_not_enforced"]
-    assert named.tolist() == [[b"/not format", b" uniqueItems"]]
+    assert named.tolist() == [[b"#/not format", b"# uniqueItems"]]
     assert all("guided_decoding_not_enforced" not in response.names() for response in (first, third))

@@ -291,7 +291,7 @@ def test_outputs_have_the_shapes_and_types_of_the_table() -> None:
         generation_logits=np.zeros((2, 300), np.float32),
         hidden_states=np.zeros((2, 8), np.float32),
         context_hidden_states=np.zeros((5, 8), np.float32),
-        guide_not_enforced=["/a not", " pattern"],
+        guide_not_enforced=["#/a not", "# pattern"],
         resume_token="ab.",
         context_phase_params=np.zeros(90, np.uint8),
         perf_metrics=PerfMetrics(arrival_time_ns=2**40, total_draft_tokens=4, total_accepted_draft_tokens=3),

@@ -59,7 +59,7 @@ def test_what_a_guide_leaves_out_is_named_beside_the_text(ask: Any, executor: Fa
     guide = {"json": {"not": {"format": "ipv4"}}, "backend": "guidance"}
     said = {"structured_outputs": {**guide, "strict": False}}
     answer = finish(executor, ask({"text_input": "hi", "sampling_parameters": json.dumps(said)}))
-    assert answer.responses[-1]["guided_decoding_not_enforced"] == "/not format"
+    assert answer.responses[-1]["guided_decoding_not_enforced"] == "#/not format"
     for wrong, words in (({}, "format of /not"), ({"backend": "outlines", "strict": False}, "cannot choose")):
         said = {"structured_outputs": {**guide, **wrong}}
         assert words in str(ask({"text_input": "hi", "sampling_parameters": json.dumps(said)}).error.message())
