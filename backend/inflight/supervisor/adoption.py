@@ -12,7 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight.supervisor.janitor_process import JANITOR, SUPERVISOR, JanitorProcess
+from inflight.abandonment import end_if_abandoned
+from inflight.supervisor.janitor_process import JANITOR, SUPERVISOR
 from inflight.supervisor.ports import PortTaken
 from inflight.supervisor.private_directory import PREFIX
 from inflight.supervisor.process_id import ProcessId
@@ -38,29 +39,21 @@ class FoundServer:
         """That started it, in messages."""
         return "inflight serve" if self.record.command else "inflight openai"
 
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether both are gone for certain: on a full disk their files may be empty."""
-        named = [ProcessId.read(self.run_directory / file) for file in (SUPERVISOR, JANITOR)]
-        return all(found is not None and not found.is_running for found in named)
-
     def _running(self, file: str) -> int | None:
         found = ProcessId.read(self.run_directory / file)
         return found.pid if found is not None and found.is_running else None
 
 
 def find() -> list[FoundServer]:
-    """All of them. What is left of one without supervisor and janitor, which were killed both, is removed."""
+    """All of them. What is left of one without supervisor and janitor, which were killed both, is removed, also if it
+    is one of another container, or had not been started yet."""
     servers = []
     for run_directory in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        record = ServerRecord.read(run_directory) if _is_own(run_directory) else None
-        if record is None or record.namespace != pid_namespace():
+        if not _is_own(run_directory) or end_if_abandoned(run_directory):
             continue
-        server = FoundServer(run_directory, record)
-        if server.is_abandoned:
-            JanitorProcess(run_directory, record.prefix).end()
-        else:
-            servers.append(server)
+        record = ServerRecord.read(run_directory)
+        if record is not None and record.namespace == pid_namespace():
+            servers.append(FoundServer(run_directory, record))
     return servers
 
 

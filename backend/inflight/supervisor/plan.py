@@ -35,7 +35,7 @@ from inflight.supervisor.log_file import open_log
 from inflight.supervisor.openai_process import OPTIONS_FILE
 from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
 from inflight.supervisor.output_pipe import OutputPipe
-from inflight.supervisor.private_directory import PREFIX, explained, private_directory
+from inflight.supervisor.private_directory import explained, private_directory, region_prefix
 from inflight.supervisor.repository import ServedRepository
 from inflight.supervisor.server_record import ServerRecord
 
@@ -110,7 +110,7 @@ def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -
         chosen = ports.claim(listeners, "--port" if pieces is None else ports.OPTION)
     except ports.PortTaken as taken:
         raise ConfigurationError(adoption.who_holds(taken, configuration, others) or str(taken)) from None
-    prefix = f"inflight_{directory.name.removeprefix(PREFIX)}_"
+    prefix = region_prefix(directory)
     command: list[str] = []
     variables: dict[str, str] = {}
     if pieces is not None:

@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from inflight.abandonment import Supervised
 from inflight.errors import ConfigurationError
+from inflight.supervisor.janitor import end_now
 
 PREFIX = "inflight-"
 """Of the names of all such folders."""
@@ -19,16 +21,27 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """A new folder of mode 0700, which is removed when the context ends. Raises ConfigurationError."""
+    """A new folder of mode 0700, which is removed when the context ends; if this process is killed, by the next one
+    that looks (`adoption.find`). Raises ConfigurationError."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     except OSError as error:
         # If no folder is usable, tempdir is None, and the error lists those that were tried.
         raise ConfigurationError(_no_room(tempfile.tempdir, error)) from None
     try:
-        yield folder
+        with explained(folder):
+            lock = Supervised(folder, end_now(folder, region_prefix(folder)))
+        try:
+            yield folder
+        finally:
+            lock.release()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def region_prefix(folder: Path) -> str:
+    """Of the names of shared-memory regions that belong to a server with this private folder."""
+    return f"inflight_{folder.name.removeprefix(PREFIX)}_"
 
 
 @contextlib.contextmanager

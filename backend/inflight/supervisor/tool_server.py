@@ -6,7 +6,6 @@ The tool chooses when a server starts and which configuration it loads. Afterwar
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from inflight.supervisor import backend_directory, mpi, ports, repository
 from inflight.supervisor.janitor_process import JanitorProcess
 from inflight.supervisor.options import LOOPBACK, ServeOptions
 from inflight.supervisor.plan import write_repository
-from inflight.supervisor.private_directory import explained, private_directory
+from inflight.supervisor.private_directory import explained, private_directory, region_prefix
 from inflight.supervisor.server_arguments import REGION_PREFIX
 
 EXIT_TIMEOUT = 3
@@ -54,7 +53,7 @@ def prepare(options: ServeOptions, tell: Callable[[str], None]) -> Iterator[Tool
     is fetched. When the context ends,
     no process of any server is left, nor its shared memory. Raises ConfigurationError."""
     with private_directory() as directory:
-        prefix = f"inflight_{os.getpid()}_"
+        prefix = region_prefix(directory)
         with explained(directory):
             server = _lay_out(options, directory, prefix, tell)
         with JanitorProcess(directory, prefix).attending():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,11 +13,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from inflight import abandonment
+from inflight.abandonment import Supervised
 from inflight.openai_options import OpenAIOptions
 from inflight.supervisor import adoption, repository, server_record
 from inflight.supervisor.adopted_process import UNKNOWN, AdoptedProcess
 from inflight.supervisor.adoption import who_holds
 from inflight.supervisor.api_key import ApiKey
+from inflight.supervisor.janitor import end_now
 from inflight.supervisor.janitor_process import JANITOR, SUPERVISOR
 from inflight.supervisor.options import ServeOptions
 from inflight.supervisor.ports import PortTaken
@@ -94,17 +98,24 @@ class TestFinding:
     def make(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         """Makes the run directory of a server, in a temporary folder that no other server uses."""
         monkeypatch.setattr(adoption.tempfile, "gettempdir", lambda: str(tmp_path))
+        locks: list[Supervised] = []
 
-        def make(*, mode: int = 0o700, supervisor: ProcessId = GONE, janitor: ProcessId, **changes: str) -> Path:
+        def make(*, mode: int = 0o700, janitor: ProcessId, is_supervised: bool = True, **changes: str) -> Path:
             run_directory = tmp_path / "inflight-made"
             run_directory.mkdir()
             run_directory.chmod(mode)
-            structs.replace(record_of({"dtype": "auto"}), **changes).write(run_directory)
-            supervisor.write(run_directory / SUPERVISOR)
+            record = structs.replace(record_of({"dtype": "auto"}), **changes)
+            record.write(run_directory)
+            GONE.write(run_directory / SUPERVISOR)
             janitor.write(run_directory / JANITOR)
+            locks.append(Supervised(run_directory, end_now(run_directory, record.prefix)))
+            if not is_supervised:
+                locks.pop().release()
             return run_directory
 
         yield make
+        for lock in locks:
+            lock.release()
 
     @pytest.fixture
     def itself(self) -> ProcessId:
@@ -126,10 +137,41 @@ class TestFinding:
         assert adoption.find() == []
         assert run_directory.exists()
 
-    def test_what_nobody_attends_to_is_removed(self, make: Make) -> None:
-        run_directory = make(janitor=GONE)
+    @pytest.mark.slow
+    @pytest.mark.parametrize("namespace", [pid_namespace(), "pid:[1]"])
+    def test_what_nobody_attends_to_is_removed(self, make: Make, namespace: str) -> None:
+        run_directory = make(janitor=GONE, is_supervised=False, namespace=namespace)
         assert adoption.find() == []
         assert not run_directory.exists()
+
+    def test_what_another_machine_may_attend_to_is_let_alone(
+        self, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run_directory = make(janitor=GONE, is_supervised=False)
+        (tmp_path / "boot").write_text("another kernel")
+        monkeypatch.setattr(abandonment, "BOOT", tmp_path / "boot")
+        assert len(adoption.find()) == 1 and run_directory.exists()
+
+    @pytest.mark.slow
+    def test_a_folder_goes_with_its_owner_however_early_that_is_killed(self, make: Make, tmp_path: Path) -> None:
+        program = (
+            "import sys; from inflight.supervisor.private_directory import private_directory\n"
+            "with private_directory() as folder: print(folder, flush=True); sys.stdin.read()"
+        )
+        owner = subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        with owner:
+            assert owner.stdout is not None
+            folder = Path(owner.stdout.readline().decode().strip())
+            assert adoption.find() == [] and folder.is_dir()
+            owner.send_signal(signal.SIGKILL)
+            owner.wait()
+            assert folder.is_dir()
+            assert adoption.find() == [] and not folder.exists()
 
     def test_a_server_whose_processes_could_not_be_noted_is_let_alone(self, make: Make) -> None:
         run_directory = make(janitor=GONE)
