@@ -136,6 +136,7 @@ def test_what_vllms_clients_say_beside_a_guide(options: dict[str, Any], fields: 
         ({"temperature": True}, "temperature must be a number"),
         ('{"temperature": NaN}', "temperature must be a number"),
         ({"stop": 3}, "stop must be a text or a list"),
+        ({"logprobs": -1}, "num_log_probs must be between 0 and 20, got -1"),
         ({"best_of": 4}, "best_of is not supported"),
         ({"include_stop_str_in_output": "true"}, "include_stop_str_in_output is not supported"),
         ({"allowed_token_ids": [1]}, "allowed_token_ids is not supported"),

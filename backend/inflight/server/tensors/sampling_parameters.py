@@ -155,7 +155,7 @@ GUIDE_FIELDS = "guide_type, guide, guide_is_strict, guide_white_space, guide_bac
 
 def _set_log_probs(key: str, value: Any) -> dict[str, Any]:
     """0 asks for the chosen tokens' alone, which need the likeliest beside them here."""
-    return {"num_log_probs": max(_as_whole(key, value), 1), "return_log_probs": True}
+    return {"num_log_probs": _as_whole(key, value) or 1, "return_log_probs": True}
 
 
 def _set_guide(key: str, value: Any) -> dict[str, Any]:
