@@ -14,7 +14,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 from msgspec import structs
 from typing_extensions import Self
@@ -25,7 +25,6 @@ from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, Reques
 from inflight.executor.front.engine_state import ACCEPTING, EngineState
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
-from inflight.executor.front.last_check import LastCheck
 from inflight.executor.front.ready_responses import ReadyResponses, ResponsesChanged
 from inflight.executor.front.replicas import Replicas
 from inflight.executor.front.request_ids import RequestIds
@@ -38,6 +37,9 @@ from inflight.guides.requests import with_grammar
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response
+
+if TYPE_CHECKING:
+    from inflight.executor.front.last_check import LastCheck
 
 NOT_AVAILABLE = "the engine is not available: its ranks are dead"
 SHUT_DOWN = "the engine was shut down"
@@ -73,7 +75,7 @@ class Front(StatisticsApi):
         self._journal = Journal(config)
         self._responses = ReadyResponses()
         self._num_losses = 0
-        self._last_check = LastCheck(config) if config.guided_decoding_check else None
+        self._last_check = _make_last_check(config)
 
     @property
     def _state(self) -> EngineState:
@@ -454,3 +456,12 @@ class Front(StatisticsApi):
 
     def _number(self, request: Request) -> Request:
         return request if request.request_id else structs.replace(request, request_id=self.next_request_id())
+
+
+def _make_last_check(config: EngineConfig) -> LastCheck | None:
+    """Raises ConfigurationError as LastCheck does."""
+    if not config.guided_decoding_check:
+        return None
+    from inflight.executor.front.last_check import LastCheck  # brings the tokenizers library
+
+    return LastCheck(config)
