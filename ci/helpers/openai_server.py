@@ -34,6 +34,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}{% if mood %}({{ mood }}){% endif %}"
     "{% if think %}<think>\n{% endif %}"
 )
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 END_ID = byte_tokenizer().end_ids[0]
 TEXT = "Hello, world"
 
@@ -180,6 +182,22 @@ class Running:
         assert frames.pop() == ""
         assert all(frame.startswith("data: ") for frame in frames)
         return [text if (text := frame[6:]) == "[DONE]" else json.loads(text) for frame in frames]
+
+
+def complete(running: Running, prompt: Any = "ab", **body: Any) -> dict[str, Any]:
+    """The first choice of a completion."""
+    response = running.post(COMPLETIONS, {"prompt": prompt, "max_tokens": 64, **body})
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def ask(running: Running, **body: Any) -> dict[str, Any]:
+    """The first choice of a chat."""
+    response = running.post(CHATS, {**CHAT, **body})
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
 
 
 def checkpoint_folder(folder: Path) -> Path:

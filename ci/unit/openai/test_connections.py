@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from openai_server import (
+    CHAT,
+    CHATS,
     CLIENT,
     PlayedEngine,
     Running,
@@ -25,12 +27,6 @@ from openai_server import (
 from inflight.errors import ConfigurationError
 from inflight.openai.http import MAX_PIPELINED, address_of
 from inflight.openai.serve import SEND_BUFFER_BYTES, UNREAD_MS, allow_connections, listen
-
-CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-
 
 ENOUGH = 30
 

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 from openai_server import (
+    CHAT,
+    CHATS,
     CLIENT,
+    COMPLETIONS,
     PlayedEngine,
     Running,
     Script,
@@ -28,12 +31,6 @@ from inflight.errors import ConfigurationError, EngineUnavailable, QueueFull, Re
 from inflight.openai.api_keys import ApiKeys
 from inflight.openai.rate_limit import RateLimit
 from inflight.result import Response
-
-CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-
-
-CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-
 
 KEY, OTHER = "a-key-of-some-length", "another-key-of-some-length"
 

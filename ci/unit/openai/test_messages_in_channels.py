@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from chat_templates import SHAPES
 from fake_tokenizer import byte_tokenizer_with
-from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, result
+from openai_server import CHAT, CHATS, PlayedEngine, Running, checkpoint_folder, openai_server, result
 
 from inflight.errors import ConfigurationError
 from inflight.guided_decoding import GuidedDecodingParams
@@ -17,8 +17,6 @@ from inflight.openai.tool_use import choose_reasoning_parser, choose_tool_parser
 from inflight.openai.tools.channels import FINAL, START, TAGS
 from inflight.result import FinishReason
 
-CHATS = "/v1/chat/completions"
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "description": "", "parameters": SCHEMA}}
 STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True}}

@@ -7,12 +7,10 @@ from typing import Any
 
 import openai
 import pytest
-from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, say
+from openai_server import CHAT, CHATS, PlayedEngine, Running, checkpoint_folder, openai_server, say
 
 from inflight.guided_decoding import Reasoning
 
-CHATS = "/v1/chat/completions"
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"type": "function", "function": {"name": "ping"}}
 CALL = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
 FORCED = '[{"name": "ping", "parameters": {}}]'

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, openai_server
+from openai_server import CHAT, CHATS, CLIENT, COMPLETIONS, PlayedEngine, Running, checkpoint_folder, openai_server
 from wrong_values import WRONG_SAMPLING
 
 from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull
@@ -16,8 +16,6 @@ from inflight.openai.fields import ACCEPTED_UNUSED, LIMITS, REFUSED, ChatBody, C
 from inflight.result import Response
 from inflight.text.stop_strings import StopStrings
 
-CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 COMPLETION: dict[str, Any] = {"prompt": "hi"}
 
 OF_ENGINE = [

@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from openai_server import CLIENT, TEXT, Running, result, say
+from openai_server import CHATS, CLIENT, COMPLETIONS, TEXT, Running, result, say
 from starlette.types import Message, Receive, Scope, Send
 
 from inflight.engine_description import EngineDescription
@@ -19,7 +19,6 @@ from inflight.result import FinishReason, Response
 MESSAGES = [{"role": "user", "content": "hi"}]
 CHAT = {"messages": MESSAGES}
 COMPLETION = {"prompt": "hi", "max_tokens": 64}
-CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 def test_the_bytes_of_a_chat(running: Running) -> None:

@@ -13,7 +13,7 @@ import pytest
 from chat_templates import SHAPES
 from fake_tokenizer import byte_tokenizer_with
 from msgspec import structs
-from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, result, say
+from openai_server import CHATS, PlayedEngine, Running, checkpoint_folder, openai_server, result, say
 
 from inflight.errors import ConfigurationError
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
@@ -26,7 +26,6 @@ from inflight.openai.tools.tool import Tool
 from inflight.openai_options import REASONING_PARSERS, TOOL_PARSERS, OpenAIOptions
 from inflight.result import FinishReason
 
-CHATS = "/v1/chat/completions"
 MESSAGES: list[Any] = [{"role": "user", "content": "hi"}]
 WEATHER: dict[str, Any] = {
     "type": "function",
