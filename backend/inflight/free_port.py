@@ -11,7 +11,7 @@ from typing import Any
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """The first and the last port that Linux gives to connections and listeners that name none."""
-FIRST = 10_000
+FIRST = 20_000
 """Services that people know by number are mostly below."""
 TRIES = 64
 

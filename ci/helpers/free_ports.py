@@ -1,6 +1,6 @@
-"""TCP ports for the servers that tests start: below those that the system hands out by itself, and each process of
-tests has its own. So nothing takes a port between its choice and the start of its server, nor while a server that has
-died is started again.
+"""TCP ports for the servers that tests start: below those that the engine chooses itself (inflight.free_port) and those
+that the system hands out, and each process of tests has its own. So nothing takes a port between its choice and the
+start of its server, nor while a server that has died is started again.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 
-FIRST, END = 10_000, 32_768
-"""Above END, by default, Linux chooses for whoever names no port."""
+FIRST, END = 10_000, 20_000
 BLOCK = 64
 """Ports of one process."""
 

@@ -67,6 +67,13 @@ GUIDES: dict[str, tuple[GuidedDecodingParams, Callable[[str], bool]]] = {
 }
 """Type -> a grammar, and whether a text follows it."""
 
+
+def _counted(depth: int) -> dict[str, Any]:
+    """Objects in objects, each of which is one of many alternatives."""
+    within: dict[str, Any] = _counted(depth - 1) if depth else {}
+    return {"type": "object", "properties": {f"p{n}": within for n in range(6)}, "minProperties": 3}
+
+
 BOMBS: dict[str, GuidedDecodingParams] = {
     "nested repetitions": guide(GuideType.REGEX, "((a{0,1000}){0,1000}){0,1000}"),
     "optional parts in a row": guide(GuideType.EBNF_GRAMMAR, "root ::= " + '"a"? ' * 1500),
@@ -75,6 +82,7 @@ BOMBS: dict[str, GuidedDecodingParams] = {
     "no grammar": guide(GuideType.EBNF_GRAMMAR, "root ::= ((("),
     "no expression": guide(GuideType.REGEX, "[a-"),
     "no schema": guide(GuideType.JSON_SCHEMA, '{"type": "nonsense"}'),
+    "counted properties within each other": guide(GuideType.JSON_SCHEMA, json.dumps(_counted(3))),
     "no tags": guide(GuideType.STRUCTURAL_TAG, '{"type": "structural_tag"}'),
 }
 """Refused where they arrive."""

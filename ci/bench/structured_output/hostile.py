@@ -106,18 +106,12 @@ def hostile_guides() -> dict[str, GuidedDecodingParams]:
             {"type": "integer", "allOf": [{"multipleOf": n} for n in (9973, 9967, 9949, 9941)]}
         ),
         "unique lists": _schema({"type": "array", "items": {"enum": list(range(60))}, "uniqueItems": True}),
-        "counted properties within each other": _schema(_counted(3)),
         "dependencies of all": _schema(
             {"type": "object", "dependentRequired": {f"p{i}": [f"p{j}" for j in range(30)] for i in range(30)}}
         ),
         "3,000 choices": guide(GuideType.CHOICE, json.dumps([f"choice {n}" for n in range(3000)])),
         "200 tags with a schema each": guide(GuideType.STRUCTURAL_TAG, json.dumps(_tags(200))),
     }
-
-
-def _counted(depth: int) -> dict[str, Any]:
-    within: dict[str, Any] = _counted(depth - 1) if depth else {}
-    return {"type": "object", "properties": {f"p{n}": within for n in range(6)}, "minProperties": 3}
 
 
 def _tags(count: int) -> Any:

@@ -14,7 +14,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 from msgspec import structs
 from typing_extensions import Self
@@ -25,6 +25,7 @@ from inflight.errors import EngineUnavailable, InvalidRequest, QueueFull, Reques
 from inflight.executor.front.engine_state import ACCEPTING, EngineState
 from inflight.executor.front.journal import Journal
 from inflight.executor.front.journal_entry import JournalEntry
+from inflight.executor.front.last_check import LastCheck
 from inflight.executor.front.ready_responses import ReadyResponses, ResponsesChanged
 from inflight.executor.front.replicas import Replicas
 from inflight.executor.front.request_ids import RequestIds
@@ -37,9 +38,6 @@ from inflight.guides.requests import with_grammar
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response
-
-if TYPE_CHECKING:
-    from inflight.executor.front.last_check import LastCheck
 
 NOT_AVAILABLE = "the engine is not available: its ranks are dead"
 SHUT_DOWN = "the engine was shut down"
@@ -75,7 +73,7 @@ class Front(StatisticsApi):
         self._journal = Journal(config)
         self._responses = ReadyResponses()
         self._num_losses = 0
-        self._last_check = _make_last_check(config)
+        self._last_check = LastCheck(config) if config.guided_decoding_check else None
 
     @property
     def _state(self) -> EngineState:
@@ -434,19 +432,11 @@ class Front(StatisticsApi):
                 entry = self._journal.get(response.request_id) if self._last_check else None
                 noted = self._journal.note(response)
                 self._responses.extend(noted)
-                if entry is not None:
-                    self._check(entry, noted)
+                if self._last_check is not None and entry is not None:
+                    self._last_check.note(entry, noted)
             for entry in self._journal.take_handed_over():
                 self._send(entry, self._replicas.prefix(entry.request))
             self._changed.notify_all()
-
-    def _check(self, entry: JournalEntry, responses: list[Response]) -> None:
-        """The answers that these end. Called with the lock held."""
-        params = entry.request.guided_decoding_params
-        for response in responses if params is not None else []:
-            token_ids = entry.ended_by_itself(response)
-            if token_ids is not None and params is not None and self._last_check is not None:
-                self._last_check.submit(entry.request, params, token_ids)
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -456,12 +446,3 @@ class Front(StatisticsApi):
 
     def _number(self, request: Request) -> Request:
         return request if request.request_id else structs.replace(request, request_id=self.next_request_id())
-
-
-def _make_last_check(config: EngineConfig) -> LastCheck | None:
-    """Raises ConfigurationError as LastCheck does."""
-    if not config.guided_decoding_check:
-        return None
-    from inflight.executor.front.last_check import LastCheck  # brings the tokenizers library
-
-    return LastCheck(config)

@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Iterable
 from importlib.util import find_spec
 from queue import Full, Queue
 from typing import NamedTuple
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.executor.front.journal_entry import JournalEntry
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.request import Request
+from inflight.result import Response
 from inflight.text.safe_text import safe_text
-from inflight.text.text_decoder import make_text_decoder
-from inflight.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +34,6 @@ class _Answer(NamedTuple):
     token_ids: list[int]
     """Of one of its sequences, without the token that ended it."""
 
-    def text(self, tokenizer: Tokenizer) -> str:
-        """As it stands behind the prompt."""
-        shown = frozenset(self.params.shown_token_ids)
-        decoder = make_text_decoder(tokenizer, self.request.input_token_ids, shown=shown)
-        return "".join(map(decoder.push, self.token_ids)) + decoder.flush()
-
 
 class LastCheck:
     """A thread, which begins with the first answer."""
@@ -50,23 +45,33 @@ class LastCheck:
                 "guided_decoding_check needs jsonschema-rs, which is not installed: pip install 'inflight[check]', or "
                 "leave the key out"
             )
+        from inflight.text.tokenizer import Tokenizer  # brings the tokenizers library, which few fronts need
+
         self._tokenizer = Tokenizer.load(config.tokenizer_dir or config.gpt_model_path, config.gpt_model_path)
         self._answers: Queue[_Answer | None] = Queue(MAX_WAITING)
         self._thread: threading.Thread | None = None
         self.num_checked = 0
         self.num_failed = 0
 
-    def submit(self, request: Request, params: GuidedDecodingParams, token_ids: list[int]) -> None:
-        """An answer that ended by itself. Does not wait."""
-        if params.guide_type not in CHECKED:
+    def note(self, entry: JournalEntry, responses: Iterable[Response]) -> None:
+        """Check the answers of the request that these, its newest responses, have ended. Does not wait."""
+        params = entry.request.guided_decoding_params
+        if params is None or params.guide_type not in CHECKED:
             return
+        for response in responses:
+            token_ids = entry.ended_by_itself(response)
+            if token_ids is not None:
+                self._submit(_Answer(entry.request, params, token_ids))
+
+    def _submit(self, answer: _Answer) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="inflight-last-check", daemon=True)
             self._thread.start()
         try:
-            self._answers.put_nowait(_Answer(request, params, token_ids))
+            self._answers.put_nowait(answer)
         except Full:
-            logger.warning("request %d: its answer is not checked, because %d wait", request.request_id, MAX_WAITING)
+            number = answer.request.request_id
+            logger.warning("request %d: its answer is not checked, because %d wait", number, MAX_WAITING)
 
     def end(self) -> None:
         """The thread ends once it has checked what waits. Does not wait for it."""
@@ -84,9 +89,13 @@ class LastCheck:
 
     def _check(self, answer: _Answer) -> None:
         from inflight.guides.last_check import NotChecked, find_breach  # with the library that may not be there
+        from inflight.text.text_decoder import make_text_decoder
 
+        shown = frozenset(answer.params.shown_token_ids)
+        decoder = make_text_decoder(self._tokenizer, answer.request.input_token_ids, shown=shown)
+        text = "".join(map(decoder.push, answer.token_ids)) + decoder.flush()
         try:
-            breach = find_breach(answer.params, answer.text(self._tokenizer))
+            breach = find_breach(answer.params, text)
         except NotChecked:
             return
         self.num_checked += 1
