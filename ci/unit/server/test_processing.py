@@ -186,7 +186,8 @@ def test_what_cannot_be_postprocessed_is_said(ask, batch: np.ndarray, lengths: A
 
 
 @pytest.mark.parametrize("name", PROCESSES)
-def test_without_an_engine_there_is_no_tokenizer(tmp_path: Path, name: str) -> None:
+def test_without_an_engine_there_is_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("inflight.server.start.start_logging", lambda: None)  # later tests of this process read its log
     args = {"model_config": '{"parameters": {}, "output": []}', "model_repository": str(tmp_path), "model_version": "1"}
     with pytest.raises(ConfigurationError, match=f"model {name} needs the parameter engine"):
         start_server(pb, args | {"model_name": name, "model_instance_name": f"{name}_0_0"})
