@@ -73,7 +73,7 @@ class RequestSpans:
                 f"otlp_traces_endpoint needs OpenTelemetry ({error}): pip install 'inflight[otel]'"
             ) from None
         # Its complaints about a receiver that is away go where ours go.
-        logging.getLogger("opentelemetry").handlers = logging.getLogger("inflight").handlers
+        logging.getLogger("opentelemetry").handlers = [*logging.getLogger("inflight").handlers]
         logging.getLogger("opentelemetry").propagate = False
         self._provider = TracerProvider(resource=Resource.create({"service.name": "inflight"}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
