@@ -19,7 +19,7 @@ constexpr float MASKED = -1e30f, NOTHING_SEEN = -1e20f;
 
 /// Queries that share a key head: tokens of a chunk, or the heads of one token.
 struct Queries {
-  const Bf16* first;
+  const Element* first;
   int64_t stride, count;
   /// Positions of the keys that the first one sees; those of each other one begin and end `advance` later than those of
   /// the one before it.
@@ -33,7 +33,7 @@ inline int64_t first_key(const Attention& op, int64_t end) { return std::max<int
 
 /// Keys and values from one position on, as panels.
 struct Panels {
-  const Bf16 *keys, *values;
+  const Element *keys, *values;
   /// Elements of a panel of values, which holds 32 elements of every value.
   int64_t values_stride;
 };
@@ -63,8 +63,8 @@ class Offsets {
 
 /// Lay out the keys and values of one head at 32 positions from `start` on as panels; zeros from `end` on.
 inline void pack_keys_and_values(const Attention& op, const int32_t* blocks, int64_t kv_head, int64_t start,
-                                 int64_t end, Bf16* key_panel, Bf16* value_panel, int64_t values_stride) {
-  const Bf16 *keys[PANEL], *values[PANEL];
+                                 int64_t end, Element* key_panel, Element* value_panel, int64_t values_stride) {
+  const Element *keys[PANEL], *values[PANEL];
   Offsets offsets(op.cache, blocks, kv_head, start);
   const int64_t count = std::min(end - start, PANEL), num_next = std::min(end - start - count, PANEL);
   for (int64_t i = 0; i < PANEL; ++i) {
@@ -101,7 +101,7 @@ inline void merge(const float* part, float part_maximum, float part_total, int64
 }
 
 /// The output of one query.
-inline void finish(const float* sums, float total, int64_t head_dim, Bf16* out) {
+inline void finish(const float* sums, float total, int64_t head_dim, Element* out) {
   for (int64_t i = 0; i < head_dim; i += 16) store(out + i, _mm512_div_ps(_mm512_loadu_ps(sums + i), splat(total)));
 }
 
@@ -137,7 +137,7 @@ inline void hide(const Queries& queries, int64_t key, float* scores) {
 /// One step of the online softmax: replaces the scores of up to 16 queries by weights, 2 ** (score * scale - maximum),
 /// and scales what was gathered so far to the new maxima.
 inline void soften(const float* scores, int64_t count, float scale, int64_t head_dim, float* sums, float* maxima,
-                   float* totals, Bf16* weights) {
+                   float* totals, Element* weights) {
   alignas(64) float largest[16], kept[16], shifts[16];
   for (int64_t row = 0; row < 16; ++row) {
     if (row >= count) {
@@ -216,7 +216,7 @@ class Attending {
   const Attention& op_;
   const Queries& queries_;
   alignas(64) float scores_[QUERIES_AT_ONCE * KEYS_AT_ONCE];
-  alignas(64) Bf16 weights_[QUERIES_AT_ONCE * KEYS_AT_ONCE];
+  alignas(64) Element weights_[QUERIES_AT_ONCE * KEYS_AT_ONCE];
   alignas(64) float wide_queries_[QUERIES_AT_ONCE * MAX_HEAD_DIM], wide_weights_[QUERIES_AT_ONCE * KEYS_AT_ONCE];
   Instruction instruction_;
   Left left_;

@@ -37,7 +37,7 @@ inline int64_t count_part_floats(const Attention& op, const Batch& batch) {
 /// What up to 32 heads of a row's token gather of one part.
 inline void gather_part(const Attention& op, const Run& step, const Queries& heads, const int32_t* blocks,
                         int64_t kv_head, int64_t part, Gathered& gathered) {
-  alignas(64) Bf16 keys[KEYS_AT_ONCE * MAX_HEAD_DIM], values[KEYS_AT_ONCE * MAX_HEAD_DIM];
+  alignas(64) Element keys[KEYS_AT_ONCE * MAX_HEAD_DIM], values[KEYS_AT_ONCE * MAX_HEAD_DIM];
   const auto pack = [&](int64_t first) {
     for (int64_t i = 0; i < KEYS_AT_ONCE && first + i < heads.end; i += PANEL)
       pack_keys_and_values(op, blocks, kv_head, first + i, heads.end, keys + i * op.cache.head_dim,

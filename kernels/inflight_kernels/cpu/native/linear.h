@@ -36,9 +36,9 @@ inline void share(int64_t num_items, Item item) {
 /// Lay out the rows of `weight` (num_outputs, num_inputs) as panels: panel p has the rows `row_of(p, 0..31)`, no row
 /// where that is negative. `num_inputs` is a multiple of 32.
 template <class RowOf>
-inline void pack_weight(const Bf16* weight, int64_t num_inputs, int64_t num_panels, RowOf row_of, Bf16* packed) {
+inline void pack_weight(const Element* weight, int64_t num_inputs, int64_t num_panels, RowOf row_of, Element* packed) {
   share(num_panels, [&](int64_t panel) {
-    const Bf16* rows[PANEL];
+    const Element* rows[PANEL];
     for (int64_t i = 0; i < num_inputs; i += PANEL) {
       for (int n = 0; n < PANEL; ++n) {
         const int64_t row = row_of(panel, n);
@@ -58,8 +58,8 @@ inline float* own_floats(int64_t count) {
 
 /// Calls `finish(row, panel, sums)` with the 32 sums of each row and panel. x has room for a multiple of 32 rows.
 template <class Finish>
-inline void multiply(const Instructions& instructions, const Bf16* x, int64_t stride, int64_t num_rows,
-                     const Bf16* packed, int64_t num_inputs, int64_t num_panels, Finish finish) {
+inline void multiply(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
+                     const Element* packed, int64_t num_inputs, int64_t num_panels, Finish finish) {
   const Instruction instruction = instructions.of(num_rows);
   const int64_t num_steps = num_inputs / PANEL, num_tiles = ceil_div(num_rows, ROWS_AT_ONCE);
   // Few rows wait for memory, which gives most to threads that read on and on: a group for each. With more rows a group
@@ -86,8 +86,8 @@ inline void multiply(const Instructions& instructions, const Bf16* x, int64_t st
 /// out (num_rows, num_outputs) = x @ weight.T + bias, rounded once. Strides are elements between two rows.
 /// `adapt(row, column, lanes, y)` gives what is stored in the place of sixteen of them.
 template <class Adapt>
-inline void linear(const Instructions& instructions, const Bf16* x, int64_t stride, int64_t num_rows,
-                   const Bf16* packed, const Bf16* bias, int64_t num_inputs, int64_t num_outputs, Bf16* out,
+inline void linear(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
+                   const Element* packed, const Element* bias, int64_t num_inputs, int64_t num_outputs, Element* out,
                    int64_t out_stride, Adapt adapt) {
   multiply(instructions, x, stride, num_rows, packed, num_inputs, ceil_div(num_outputs, PANEL),
            [&](int64_t row, int64_t panel, const float* sums) {
@@ -103,7 +103,7 @@ inline void linear(const Instructions& instructions, const Bf16* x, int64_t stri
 
 /// What adapters add to the outputs of a linear layer.
 struct Deltas {
-  const Bf16* first;
+  const Element* first;
   int64_t stride;
   const Batch& batch;
 
@@ -131,7 +131,7 @@ inline void run(const Linear& op, const Run& step) {
 /// Rounds to bfloat16 where the linear layer, silu and the product would each be an operation of their own.
 inline void run(const GatedLinear& op, const Run& step) {
   const Deltas deltas(op.delta, step);
-  Bf16* const out = step.at(op.out);
+  Element* const out = step.at(op.out);
   const int64_t out_stride = step.stride(op.out);
   multiply(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.num_inputs,
            op.num_outputs / 16, [&](int64_t row, int64_t panel, const float* sums) {

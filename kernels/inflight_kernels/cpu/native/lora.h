@@ -6,9 +6,9 @@
 namespace inflight {
 
 /// out[r] = row r of `a` times x, for `num_rows` rows; eight at a time, so that x is widened once for all of them.
-inline void shrink(const Bf16* a, int64_t stride, int64_t num_rows, const Bf16* x, int64_t size, Bf16* out) {
+inline void shrink(const Element* a, int64_t stride, int64_t num_rows, const Element* x, int64_t size, Element* out) {
   for (int64_t first = 0; first < num_rows; first += 8) {
-    const Bf16* rows[8];
+    const Element* rows[8];
     Floats sums[8];
     for (int r = 0; r < 8; ++r) {
       rows[r] = a + std::min(first + r, num_rows - 1) * stride;
@@ -24,7 +24,7 @@ inline void shrink(const Bf16* a, int64_t stride, int64_t num_rows, const Bf16* 
 }
 
 /// out = scale * (z times the `rank` leading rows of `b`), `width` columns; thirty-two at a time.
-inline void expand(const Bf16* b, int64_t stride, const Bf16* z, int64_t rank, float scale, int64_t width, Bf16* out) {
+inline void expand(const Element* b, int64_t stride, const Element* z, int64_t rank, float scale, int64_t width, Element* out) {
   float* const factors = own_floats(rank);
   for (int64_t r = 0; r < rank; r += 16) {
     const __mmask16 lanes = first_lanes(rank - r);
@@ -34,7 +34,7 @@ inline void expand(const Bf16* b, int64_t stride, const Bf16* z, int64_t rank, f
     const __mmask16 low_lanes = first_lanes(width - column), high_lanes = first_lanes(width - column - 16);
     Floats low = splat(0.0f), high = splat(0.0f);
     for (int64_t r = 0; r < rank; ++r) {
-      const Bf16* row = b + r * stride + column;
+      const Element* row = b + r * stride + column;
       const Floats factor = splat(factors[r]);
       low = _mm512_fmadd_ps(load(row, low_lanes), factor, low);
       high = _mm512_fmadd_ps(load(row + 16, high_lanes), factor, high);
@@ -56,8 +56,8 @@ inline void run(const Lora& op, const Run& step) {
     const int64_t token = item / op.num_slices, slice = item % op.num_slices;
     if (!batch.has_adapter(token)) return;
     const int64_t slot = batch.adapters[token];
-    const Bf16* a = op.a + (slot * op.num_slices + slice) * op.max_rank * op.num_inputs;
-    const Bf16* x = step.at(op.x) + token * step.stride(op.x);
+    const Element* a = op.a + (slot * op.num_slices + slice) * op.max_rank * op.num_inputs;
+    const Element* x = step.at(op.x) + token * step.stride(op.x);
     shrink(a, op.num_inputs, op.ranks[slot], x, op.num_inputs, narrow_of(token, slice));
   });
   share(num_items, [&](int64_t item) {
@@ -66,8 +66,8 @@ inline void run(const Lora& op, const Run& step) {
     const int64_t slot = batch.adapters[token];
     int64_t first = 0;
     for (int64_t before = 0; before < slice; ++before) first += op.widths[before];
-    const Bf16* b = op.b + slot * op.max_rank * num_outputs + first;
-    Bf16* delta = step.at(op.delta) + token * step.stride(op.delta) + first;
+    const Element* b = op.b + slot * op.max_rank * num_outputs + first;
+    Element* delta = step.at(op.delta) + token * step.stride(op.delta) + first;
     expand(b, num_outputs, narrow_of(token, slice), op.ranks[slot], op.scales[slot], op.widths[slice], delta);
   });
 }

@@ -32,7 +32,7 @@ enum class Kind : int64_t {
 
 /// One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim).
 struct Cache {
-  Bf16 *keys, *values;
+  Element *keys, *values;
   int64_t block_size, num_kv_heads, head_dim;
 
   /// Offset of a head's key or value in a slot.
@@ -49,7 +49,7 @@ struct Embedding {
   Kind kind;
   Value out;
   /// (num_rows, size), not packed; its first row is that of token `first`.
-  const Bf16* table;
+  const Element* table;
   int64_t first, num_rows, size;
 };
 
@@ -76,7 +76,7 @@ struct Lora {
   /// `narrow`, of num_slices * max_rank columns, takes A x.
   Value x, narrow, delta;
   /// (slots, num_slices * max_rank, num_inputs) and (slots, max_rank, sum of the widths), not packed.
-  const Bf16 *a, *b;
+  const Element *a, *b;
   /// (slots): a factor; the leading ranks that are not zeros.
   const float* scales;
   const int32_t* ranks;
@@ -94,9 +94,9 @@ struct Linear {
   /// Columns that `Lora` has written; buffer -1: none.
   Value delta;
   /// (num_outputs, num_inputs) as `pack_weight` lays it out; num_inputs is a multiple of 32.
-  const Bf16* weight;
+  const Element* weight;
   /// (num_outputs), or null.
-  const Bf16* bias;
+  const Element* bias;
   int64_t num_inputs, num_outputs;
 };
 
@@ -107,9 +107,9 @@ struct GatedLinear {
   /// As of Linear: all of gate before all of up, `num_deltas` of each.
   Value delta;
   /// Panels of 16 rows of gate and 16 rows of up.
-  const Bf16* weight;
+  const Element* weight;
   /// All of gate before all of up, or null.
-  const Bf16* bias;
+  const Element* bias;
   int64_t num_inputs, num_outputs, num_deltas;
 };
 
@@ -121,7 +121,7 @@ struct GatedLinear {
 struct RmsNorm {
   Kind kind;
   Value x, residual, out, sum;
-  const Bf16* weight;
+  const Element* weight;
   /// A multiple of 16.
   int64_t size;
   float eps;
@@ -138,7 +138,7 @@ struct RopeAndKvWrite {
   /// Leading elements of a head that are rotated.
   int64_t rotary_dim;
   /// (head_dim), or null for both.
-  const Bf16 *query_norm, *key_norm;
+  const Element *query_norm, *key_norm;
   float norm_eps;
 };
 
@@ -173,7 +173,7 @@ struct Batch {
   const int32_t *prefill_lens, *prefill_starts;
   /// (num_tokens): row of `given_rows` that is a token's embedding, negative = the table's; null = all are the table's.
   const int64_t* given;
-  const Bf16* given_rows;
+  const Element* given_rows;
   /// (num_tokens), slot of each token's adapter, negative = none; null where no token has one.
   const int32_t* adapters;
 
@@ -210,16 +210,16 @@ struct Run {
   const Program& program;
   const Batch& batch;
   /// Where each buffer starts. A buffer that products read has room for 32 rows more than there are tokens.
-  Bf16* const* buffers;
+  Element* const* buffers;
   /// Memory for the results of decode attention's parts, and for packed keys and values of prefill attention.
   float* parts;
-  Bf16* packed;
+  Element* packed;
   RankSegment ranks;
   /// Whether ranks share the rows of a NORM_OF_SUM: few rows are added up by all before they would have met again.
   bool splits_rows;
 
   const Instructions& instructions() const { return program.instructions; }
-  Bf16* at(const Value& value) const { return buffers[value.buffer] + value.column; }
+  Element* at(const Value& value) const { return buffers[value.buffer] + value.column; }
   /// Elements between two rows of a value.
   int64_t stride(const Value& value) const { return program.widths[value.buffer]; }
 };

@@ -20,11 +20,11 @@ constexpr int64_t AHEAD_BYTES = STEP_BYTES;
 inline int64_t panel_elements(int64_t num_rows) { return num_rows * PANEL; }
 
 /// The step of a panel whose column n is row n of `from`, at its elements 0 to 31; zeros for the rows that it has not.
-inline void pack_rows(const Bf16* const (&from)[PANEL], Bf16* step) {
+inline void pack_rows(const Element* const (&from)[PANEL], Element* step) {
   for (int tile = 0; tile < 2; ++tile) {
     __m512i lines[16];
     for (int n = 0; n < 16; ++n) {
-      const Bf16* row = from[16 * tile + n];
+      const Element* row = from[16 * tile + n];
       lines[n] = row ? _mm512_loadu_si512(row) : _mm512_setzero_si512();
     }
     transpose(lines);
@@ -33,14 +33,14 @@ inline void pack_rows(const Bf16* const (&from)[PANEL], Bf16* step) {
 }
 
 /// The step of a panel whose row i is row i of `from`, at its elements 0 to 31; zeros for the rows that it has not.
-inline void pack_columns(const Bf16* const (&from)[PANEL], Bf16* step) {
+inline void pack_columns(const Element* const (&from)[PANEL], Element* step) {
   const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
                                               6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   for (int r = 0; r < 16; ++r) {
     for (int tile = 0; tile < 2; ++tile) {
       __m256i halves[2];
       for (int odd = 0; odd < 2; ++odd) {
-        const Bf16* row = from[2 * r + odd];
+        const Element* row = from[2 * r + odd];
         halves[odd] =
             row ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 16 * tile)) : _mm256_setzero_si256();
       }

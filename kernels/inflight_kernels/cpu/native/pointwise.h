@@ -10,7 +10,7 @@ namespace inflight {
 
 /// y = x / sqrt(mean(x ** 2) + eps) * weight of one row, rounded before the weight and after it. `size` is a multiple
 /// of 16; y may be x.
-inline void rms_norm(const Bf16* x, const Bf16* weight, int64_t size, float eps, Bf16* y) {
+inline void rms_norm(const Element* x, const Element* weight, int64_t size, float eps, Element* y) {
   Floats squares = splat(0.0f);
   for (int64_t i = 0; i < size; i += 16) squares = _mm512_fmadd_ps(load(x + i), load(x + i), squares);
   const Floats factor = splat(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / size + eps));
@@ -19,28 +19,28 @@ inline void rms_norm(const Bf16* x, const Bf16* weight, int64_t size, float eps,
 }
 
 inline void run(const Embedding& op, const Run& step) {
-  Bf16* const out = step.at(op.out);
+  Element* const out = step.at(op.out);
   const Batch& batch = step.batch;
   share(batch.num_tokens, [&](int64_t row) {
-    const Bf16* source = nullptr;
+    const Element* source = nullptr;
     if (batch.given && batch.given[row] >= 0) {
       if (op.first == 0) source = batch.given_rows + batch.given[row] * op.size;
     } else {
       const int64_t local = batch.token_ids[row] - op.first;
       if (local >= 0 && local < op.num_rows) source = op.table + local * op.size;
     }
-    Bf16* const to = out + row * step.stride(op.out);
+    Element* const to = out + row * step.stride(op.out);
     if (source)
-      std::memcpy(to, source, op.size * sizeof(Bf16));
+      std::memcpy(to, source, op.size * sizeof(Element));
     else
-      std::memset(to, 0, op.size * sizeof(Bf16));
+      std::memset(to, 0, op.size * sizeof(Element));
   });
 }
 
 inline void run(const Sum& op, const Run& step) { step.ranks.sum(step.at(op.x), step.batch.num_tokens * op.size); }
 
 inline void run(const Gather& op, const Run& step) {
-  step.ranks.gather(reinterpret_cast<const char*>(step.at(op.x)), step.batch.num_tokens, op.size * sizeof(Bf16),
+  step.ranks.gather(reinterpret_cast<const char*>(step.at(op.x)), step.batch.num_tokens, op.size * sizeof(Element),
                     reinterpret_cast<char*>(step.at(op.out)));
 }
 
@@ -49,10 +49,10 @@ inline void run(const RmsNorm& op, const Run& step) {
   const bool adds = op.residual.buffer >= 0;
   share(step.batch.num_tokens, [&](int64_t row) {
     const auto row_of = [&](const Value& value) { return step.at(value) + row * step.stride(value); };
-    const Bf16* x = row_of(op.x);
+    const Element* x = row_of(op.x);
     if (adds) {
-      const Bf16* residual = row_of(op.residual);
-      Bf16* sum = row_of(op.sum);
+      const Element* residual = row_of(op.residual);
+      Element* sum = row_of(op.sum);
       for (int64_t i = 0; i < op.size; i += 16) store(sum + i, _mm512_add_ps(load(residual + i), load(x + i)));
       x = sum;
     }
@@ -69,8 +69,8 @@ inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
   ranks.meet();
   share(end - first, [&](int64_t item) {
     const auto row_of = [&](const Value& value) { return step.at(value) + (first + item) * step.stride(value); };
-    const Bf16 *x = row_of(op.x), *residual = row_of(op.residual);
-    Bf16* sum = row_of(op.sum);
+    const Element *x = row_of(op.x), *residual = row_of(op.residual);
+    Element* sum = row_of(op.sum);
     for (int64_t i = 0; i < op.size; i += 16) {
       Floats total = load(ranks.of(0, x) + i);
       for (int64_t other = 1; other < ranks.size(); ++other) total = _mm512_add_ps(total, load(ranks.of(other, x) + i));
@@ -79,13 +79,13 @@ inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
     if (op.weight)
       rms_norm(sum, op.weight, op.size, op.eps, row_of(op.out));
     else
-      std::memcpy(row_of(op.out), sum, op.size * sizeof(Bf16));
+      std::memcpy(row_of(op.out), sum, op.size * sizeof(Element));
   });
   if (step.splits_rows) ranks.meet();
 }
 
 /// Rotate the first `rotary_dim` elements of a head, element i with element i + rotary_dim / 2; y may be x.
-inline void rotate(const Bf16* x, const float* cos_sin, int64_t rotary_dim, int64_t head_dim, Bf16* y) {
+inline void rotate(const Element* x, const float* cos_sin, int64_t rotary_dim, int64_t head_dim, Element* y) {
   const int64_t half = rotary_dim / 2;
   for (int64_t i = 0; i < half; i += 16) {
     const __mmask16 lanes = first_lanes(half - i);
@@ -95,7 +95,7 @@ inline void rotate(const Bf16* x, const float* cos_sin, int64_t rotary_dim, int6
     store(y + i, _mm512_fnmadd_ps(second, sin, _mm512_mul_ps(first, cos)), lanes);
     store(y + half + i, _mm512_fmadd_ps(first, sin, _mm512_mul_ps(second, cos)), lanes);
   }
-  if (x != y) std::memcpy(y + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(Bf16));
+  if (x != y) std::memcpy(y + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(Element));
 }
 
 inline void run(const RopeAndKvWrite& op, const Run& step) {
@@ -103,20 +103,20 @@ inline void run(const RopeAndKvWrite& op, const Run& step) {
   share(step.batch.num_tokens, [&](int64_t token) {
     const auto row_of = [&](const Value& value) { return step.at(value) + token * step.stride(value); };
     const float* cos_sin = op.cos_sin + step.batch.positions[token] * op.rotary_dim;
-    Bf16* query = row_of(op.queries);
+    Element* query = row_of(op.queries);
     for (int64_t head = 0; head < op.num_heads; ++head, query += head_dim) {
       if (op.query_norm) rms_norm(query, op.query_norm, head_dim, op.norm_eps, query);
       rotate(query, cos_sin, op.rotary_dim, head_dim, query);
     }
     const int64_t slot = step.batch.slots[token];
     if (slot < 0) return;
-    Bf16* key = row_of(op.keys);
+    Element* key = row_of(op.keys);
     for (int64_t head = 0; head < op.cache.num_kv_heads; ++head, key += head_dim) {
       if (op.key_norm) rms_norm(key, op.key_norm, head_dim, op.norm_eps, key);
       rotate(key, cos_sin, op.rotary_dim, head_dim, op.cache.keys + op.cache.offset(slot, head));
     }
     std::memcpy(op.cache.values + op.cache.offset(slot, 0), row_of(op.values),
-                op.cache.num_kv_heads * head_dim * sizeof(Bf16));
+                op.cache.num_kv_heads * head_dim * sizeof(Element));
   });
 }
 

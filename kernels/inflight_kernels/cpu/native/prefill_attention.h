@@ -53,8 +53,8 @@ inline int64_t count_packed(const Attention& op, const Batch& batch, const Progr
 /// Attention of 32 queries of one head, from `start` of the chunk on.
 inline void attend_queries(const Attention& op, const Run& step, const Chunk& chunk, int64_t head, int64_t start) {
   const int64_t head_dim = op.cache.head_dim, padded = chunk.padded_keys(), kv_head = head / op.queries_per_key();
-  const Bf16* keys = step.packed + chunk.keys + kv_head * padded * head_dim;
-  const Bf16* values = step.packed + chunk.values + kv_head * padded * head_dim;
+  const Element* keys = step.packed + chunk.keys + kv_head * padded * head_dim;
+  const Element* values = step.packed + chunk.values + kv_head * padded * head_dim;
   const auto find = [&](int64_t key) {
     const int64_t place = key - chunk.first_key;
     return Panels{keys + place * head_dim, values + panel_elements(place), panel_elements(padded)};

@@ -39,7 +39,7 @@ struct Multiplier {
 class Left {
  public:
   /// `size` elements of a row, a multiple of 32; `room` takes num_rows * size floats, if the instruction widens.
-  Left(Instruction instruction, const Bf16* x, int64_t stride, int64_t num_rows, int64_t size, float* room)
+  Left(Instruction instruction, const Element* x, int64_t stride, int64_t num_rows, int64_t size, float* room)
       : instruction_(instruction), x_(x), stride_(stride), num_rows_(num_rows), size_(size), widened_(room) {
     if (!widens(instruction)) return;
     for (int64_t row = 0; row < num_rows; ++row)
@@ -48,7 +48,7 @@ class Left {
 
   /// sums (num_rows, 32) = x @ panel, or sums += x @ panel, over the first `num_steps` steps; sums have room for 32.
   template <bool ADD>
-  void multiply(const Bf16* panel, int64_t num_steps, float* sums, int64_t sums_stride) const {
+  void multiply(const Element* panel, int64_t num_steps, float* sums, int64_t sums_stride) const {
     switch (instruction_) {
       case Instruction::VDPBF16PS:
         return product_in_vectors<ADD>(x_, stride_, num_rows_, panel, num_steps, sums, sums_stride);
@@ -63,7 +63,7 @@ class Left {
 
  private:
   Instruction instruction_;
-  const Bf16* x_;
+  const Element* x_;
   int64_t stride_, num_rows_, size_;
   const float* widened_;
 };

@@ -71,13 +71,13 @@ bool splits_rows(const Program& program, const Batch& batch) {
 
 /// Memory of one run: all buffers but that of the result, then what attention needs.
 struct Workspace {
-  std::vector<Bf16*> buffers;
+  std::vector<Element*> buffers;
   float* parts;
-  Bf16* packed;
+  Element* packed;
   int64_t num_bytes;
 
   /// `start` may be null where only `num_bytes` matters.
-  Workspace(const Program& program, const Batch& batch, char* start, Bf16* out) : buffers(program.num_buffers) {
+  Workspace(const Program& program, const Batch& batch, char* start, Element* out) : buffers(program.num_buffers) {
     Pieces own{start}, area{nullptr}, common{nullptr};
     if (program.ranks.segment) {
       area.start = open(program.ranks).own_area();
@@ -86,11 +86,11 @@ struct Workspace {
     for (int64_t i = 0; i < program.num_buffers; ++i) {
       const int64_t count = (batch.num_tokens + PANEL) * program.widths[i];
       if (program.places[i] == Place::OWN_AREA)
-        buffers[i] = area.take<Bf16>(count);
+        buffers[i] = area.take<Element>(count);
       else if (program.places[i] == Place::COMMON_AREA && splits_rows(program, batch))
-        buffers[i] = common.take<Bf16>(count);
+        buffers[i] = common.take<Element>(count);
       else
-        buffers[i] = i == program.output ? out : own.take<Bf16>(count);
+        buffers[i] = i == program.output ? out : own.take<Element>(count);
     }
     int64_t part_floats = 0, packed_elements = 0;
     for (int64_t i = 0; i < program.num_operations; ++i) {
@@ -101,7 +101,7 @@ struct Workspace {
         packed_elements = std::max(packed_elements, count_packed(as<Attention>(operation), batch, program));
     }
     parts = own.take<float>(part_floats);
-    packed = own.take<Bf16>(packed_elements);
+    packed = own.take<Element>(packed_elements);
     num_bytes = own.num_bytes;
   }
 };
@@ -126,7 +126,7 @@ int64_t inflight_workspace_bytes(const Program* program, const Batch* batch) {
 
 /// All operations of a program, on every rank that it knows. `x` (num_tokens, width of its buffer) is the input, if
 /// that is not the token ids; `out` (num_tokens, width of its buffer) takes the result.
-void inflight_run(const Program* program, const Batch* batch, int64_t num_threads, const Bf16* x, Bf16* out,
+void inflight_run(const Program* program, const Batch* batch, int64_t num_threads, const Element* x, Element* out,
                   char* workspace) {
   const Workspace work(*program, *batch, workspace, out);
   const Run step{*program,
@@ -136,9 +136,9 @@ void inflight_run(const Program* program, const Batch* batch, int64_t num_thread
                  work.packed,
                  open(program->ranks),
                  splits_rows(*program, *batch)};
-  const Bf16* const result = work.buffers[program->output];
+  const Element* const result = work.buffers[program->output];
   if (program->input >= 0)
-    std::memcpy(work.buffers[program->input], x, batch->num_tokens * program->widths[program->input] * sizeof(Bf16));
+    std::memcpy(work.buffers[program->input], x, batch->num_tokens * program->widths[program->input] * sizeof(Element));
 #pragma omp parallel num_threads(num_threads)
   {
     const Multiplier multiplier(program->instructions);
@@ -148,14 +148,14 @@ void inflight_run(const Program* program, const Batch* batch, int64_t num_thread
     if (result != out)
       share(batch->num_tokens, [&](int64_t row) {
         const int64_t width = program->widths[program->output];
-        std::memcpy(out + row * width, result + row * width, width * sizeof(Bf16));
+        std::memcpy(out + row * width, result + row * width, width * sizeof(Element));
       });
   }
 }
 
 /// out (num_rows, num_outputs) = x @ weight.T of a packed weight. x has room for 32 rows more.
-void inflight_linear(const Instructions* instructions, const Bf16* x, int64_t num_rows, const Bf16* packed,
-                     int64_t num_inputs, int64_t num_outputs, int64_t num_threads, Bf16* out) {
+void inflight_linear(const Instructions* instructions, const Element* x, int64_t num_rows, const Element* packed,
+                     int64_t num_inputs, int64_t num_outputs, int64_t num_threads, Element* out) {
 #pragma omp parallel num_threads(num_threads)
   {
     const Multiplier multiplier(*instructions);
@@ -171,8 +171,8 @@ int64_t inflight_packed_size(int64_t num_outputs, int64_t num_inputs) {
 
 /// `weight` (num_outputs, num_inputs) as panels of 32 rows, or, where `gated`, of 16 of its first half and 16 of its
 /// second.
-void inflight_pack(const Bf16* weight, int64_t num_outputs, int64_t num_inputs, bool gated, int64_t num_threads,
-                   Bf16* packed) {
+void inflight_pack(const Element* weight, int64_t num_outputs, int64_t num_inputs, bool gated, int64_t num_threads,
+                   Element* packed) {
   const int64_t half = num_outputs / 2;
 #pragma omp parallel num_threads(num_threads)
   pack_weight(

@@ -45,7 +45,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "bf16.h"
+#include "formats.h"
 
 namespace inflight {
 

@@ -47,8 +47,8 @@ inline Floats add_products(Floats sum, const float* x, __m512i line) {
 
 /// sums (ROWS, 32) = x @ panel, or sums += x @ panel, elements of x being broadcast over vectors: Bf16 for vdpbf16ps,
 /// float for FMA. Strides in elements.
-template <int ROWS, bool ADD, class Element>
-inline void product_of(const Element* x, int64_t stride, const Bf16* panel, int64_t num_steps, float* sums,
+template <int ROWS, bool ADD, class Factor>
+inline void product_of(const Factor* x, int64_t stride, const Element* panel, int64_t num_steps, float* sums,
                        int64_t sums_stride) {
   // Two sums for each vector of the result: one alone would wait for itself.
   Floats kept[ROWS][2][2];
@@ -78,19 +78,19 @@ inline void product_of(const Element* x, int64_t stride, const Bf16* panel, int6
 }
 
 /// The same for any number of rows.
-template <bool ADD, class Element>
-inline void product_in_vectors(const Element* x, int64_t stride, int64_t num_rows, const Bf16* panel, int64_t num_steps,
+template <bool ADD, class Factor>
+inline void product_in_vectors(const Factor* x, int64_t stride, int64_t num_rows, const Element* panel, int64_t num_steps,
                                float* sums, int64_t sums_stride) {
   const int64_t most = num_rows <= FEW_ROWS ? MAX_OF_FEW_ROWS : MAX_ROWS_IN_VECTORS;
   for (int64_t row = 0, count; row < num_rows; row += count) {
     // As even as can be: the fewer rows, the more of the time goes to weights.
     count = ceil_div(num_rows - row, ceil_div(num_rows - row, most));
-    const auto multiply_rows = count == 6   ? product_of<6, ADD, Element>
-                               : count == 5 ? product_of<5, ADD, Element>
-                               : count == 4 ? product_of<4, ADD, Element>
-                               : count == 3 ? product_of<3, ADD, Element>
-                               : count == 2 ? product_of<2, ADD, Element>
-                                            : product_of<1, ADD, Element>;
+    const auto multiply_rows = count == 6   ? product_of<6, ADD, Factor>
+                               : count == 5 ? product_of<5, ADD, Factor>
+                               : count == 4 ? product_of<4, ADD, Factor>
+                               : count == 3 ? product_of<3, ADD, Factor>
+                               : count == 2 ? product_of<2, ADD, Factor>
+                                            : product_of<1, ADD, Factor>;
     multiply_rows(x + row * stride, stride, panel, num_steps, sums + row * sums_stride, sums_stride);
   }
 }
@@ -98,7 +98,7 @@ inline void product_in_vectors(const Element* x, int64_t stride, int64_t num_row
 /// The sums that AMX gives, by float32 FMA: in each step the products of even and of odd elements are added up by
 /// themselves, beginning with zero, and then both to the sum. (So Intel describes TDPBF16PS.)
 template <bool ADD>
-inline void product_as_in_tiles(const float* x, int64_t stride, int64_t num_rows, const Bf16* panel, int64_t num_steps,
+inline void product_as_in_tiles(const float* x, int64_t stride, int64_t num_rows, const Element* panel, int64_t num_steps,
                                 float* sums, int64_t sums_stride) {
   const __m512i odd_half = _mm512_set1_epi32(0xffff0000);
   for (int64_t row = 0; row < num_rows; ++row, x += stride, sums += sums_stride) {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "bf16.h"
+#include "formats.h"
 
 namespace inflight {
 
@@ -23,19 +23,19 @@ inline Floats splat(float value) { return _mm512_set1_ps(value); }
 
 inline Floats widen(__m256i bits) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)); }
 
-inline Floats load(const Bf16* from) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))); }
+inline Floats load(const Element* from) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))); }
 
-inline Floats load(const Bf16* from, __mmask16 lanes) { return widen(_mm256_maskz_loadu_epi16(lanes, from)); }
+inline Floats load(const Element* from, __mmask16 lanes) { return widen(_mm256_maskz_loadu_epi16(lanes, from)); }
 
 /// To nearest, ties to even, as torch rounds, but for numbers below 2 ** -126, which become 0.
 inline __m256i narrow(Floats x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 
-inline void store(Bf16* to, Floats x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(x)); }
+inline void store(Element* to, Floats x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), narrow(x)); }
 
-inline void store(Bf16* to, Floats x, __mmask16 lanes) { _mm256_mask_storeu_epi16(to, lanes, narrow(x)); }
+inline void store(Element* to, Floats x, __mmask16 lanes) { _mm256_mask_storeu_epi16(to, lanes, narrow(x)); }
 
 /// 32 of them.
-inline void store(Bf16* to, Floats low, Floats high) {
+inline void store(Element* to, Floats low, Floats high) {
   _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
 }
 
