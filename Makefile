@@ -115,7 +115,7 @@ prometheus: ## fetch Prometheus, which checks metrics, alert rules and dashboard
 lint: $(READY) ## check style, types, the C++ and the Dockerfile
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror kernels/inflight_kernels/cpu/native/*
+	$(BIN)/clang-format --dry-run -Werror kernels/inflight_kernels/cpu/native/*.* kernels/inflight_kernels/cpu/native/isa/*
 	$(BIN)/hadolint Dockerfile
 
 # mkdocs-material tells of its successor at each build unless it is told not to.

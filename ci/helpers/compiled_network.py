@@ -18,21 +18,44 @@ from inflight.models import network
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.runtime import loading
 from inflight.runtime.kv_cache import KVCache
-from inflight_kernels.cpu import Instruction, library, unsupported_reason
+from inflight_kernels.cpu import Instruction, Variant, instructions, unsupported_reason, variants, variants_here
 
 BLOCK_SIZE = 4
 
 needs_compiler = pytest.mark.skipif(bool(unsupported_reason()), reason=f"cannot compile here: {unsupported_reason()}")
-
-
-HAS_AMX = "amx_bf16" in library._processor_flags()
+HAS_AMX = variants.AMX in variants_here()
 INSTRUCTIONS = [
-    Instruction.VDPBF16PS,
-    Instruction.FMA,
-    Instruction.FMA_AS_AMX,
-    pytest.param(Instruction.AMX, marks=pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX")),
+    pytest.param(
+        instruction,
+        marks=pytest.mark.skipif(
+            not instruction.needs <= variants.processor_flags(), reason=f"this processor has no {instruction.value}"
+        ),
+    )
+    for instruction in Instruction
 ]
-"""To force each of them."""
+"""That multiply bfloat16, to force each of them."""
+IN_ORDER_OF_FMA = [
+    (dtype, variant, instruction)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    for variant in variants_here(dtype)
+    for instruction in (Instruction.FMA, Instruction.VDPBF16PS)
+    if instruction is Instruction.FMA or (dtype == torch.bfloat16 and instruction.needs <= variant.needs)
+]
+"""All that a machine can compute with, but for the order of AMX's sums: of a type, all give the same bits."""
+
+
+def force(
+    monkeypatch: pytest.MonkeyPatch, instruction: Instruction | None = None, variant: Variant | None = None
+) -> None:
+    """What networks that are compiled from now on multiply bfloat16 with, and are compiled for; None = what is best."""
+    for name, forced in (
+        (instructions.VARIABLE, instruction and instruction.value),
+        (variants.VARIABLE, variant and variant.name),
+    ):
+        if forced is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, forced)
 
 
 def config_of(checkpoint: TinyCheckpoint, cpu_compile: str, **options: str) -> EngineConfig:

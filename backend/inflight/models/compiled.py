@@ -40,7 +40,9 @@ class CompiledNetwork:
 
     def forward(self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """See Network; `caches` are those that it was compiled for."""
-        given_T, given_rows = (None, None) if metadata.given is None else _given(metadata.given, len(x_T))
+        given_T, given_rows = None, None
+        if metadata.given is not None:
+            given_T, given_rows = _given(metadata.given, len(x_T), self.hidden_states.dtype)
         batch = Batch(
             positions_T=metadata.positions_T,
             slots_T=metadata.slot_mapping_T,
@@ -89,14 +91,19 @@ def compile_network(
     if not groups.all_reduce_min(int(prepared is not None)) or prepared is None:
         if config.cpu_compile == "true":
             raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false")
-        if device.type == "cpu" and not _is_float32(network):  # that was chosen, or is what the checkpoint has
+        if device.type == "cpu":
             logger.log(level, "the layers run in torch, several times slower: %s", reason)
         return network
     library, recordings = prepared
     packer = WeightPacker(library, recordings, weights)
     hidden_states, *heads = (Program(library, recording, packer) for recording in recordings)
     seconds = time.monotonic() - started
-    logger.info("the layers are compiled and packed after %.1f s; products of %s", seconds, library.instructions)
+    logger.info(
+        "the layers are compiled for %s and packed after %.1f s; products of %s",
+        library.variant,
+        seconds,
+        library.instructions,
+    )
     return CompiledNetwork(
         cache_specs=network.cache_specs, hidden_states=hidden_states, head=heads[0] if heads else None
     )
@@ -111,7 +118,7 @@ def _prepare(
 ) -> tuple[NativeLibrary, tuple[Recording, ...]]:
     """Raises Unsupported or LibraryUnavailable."""
     recordings = _record(network, caches, device, group)
-    library = cpu.load_library()
+    library = cpu.load_library(recordings[0].dtype)
     # Rows of one token may be padded to a full batch beside a step's other tokens.
     num_tokens = config.max_num_tokens + config.max_batch_size
     most_tokens = min(cpu.most_tokens(library, recording) for recording in recordings)
@@ -134,18 +141,16 @@ def _record(
     if not group.can_be_recorded:
         raise Unsupported("layers in C++ are for ranks that share memory, and these sum through sockets")
     if _stores_fp8(network):
-        raise Unsupported("layers in C++ store keys and values in bfloat16 only, and kv_cache_dtype is fp8")
+        raise Unsupported("layers in C++ store keys and values as they compute them, and kv_cache_dtype is fp8")
     if reason := cpu.unsupported_reason():
         raise Unsupported(reason)
-    if dtype := next((spec.dtype for spec in network.cache_specs if spec.dtype != torch.bfloat16), None):
-        name = str(dtype).removeprefix("torch.")
-        raise Unsupported(f"layers in C++ are for bfloat16, and dtype is {name} (set dtype to bfloat16)")
+    dtype = network.cache_specs[0].dtype
     hidden_states = cpu.record(
-        lambda x_T, batch: network.forward(x_T, caches, _metadata(batch)), input_size=network.input_size
+        lambda x_T, batch: network.forward(x_T, caches, _metadata(batch)), network.input_size, dtype
     )
     if network.head is None:
         return (hidden_states,)
-    head = cpu.record(lambda hidden_BD, _: network.logits(hidden_BD), input_size=hidden_states.output_size)
+    head = cpu.record(lambda hidden_BD, _: network.logits(hidden_BD), hidden_states.output_size, dtype)
     return hidden_states, head
 
 
@@ -166,15 +171,11 @@ def _metadata(batch: Batch) -> AttentionMetadata:
     )
 
 
-def _given(given: GivenEmbeddings, num_tokens: int) -> tuple[Tensor, Tensor]:
+def _given(given: GivenEmbeddings, num_tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """For each token the number of its row, or -1; and the rows."""
     given_T = torch.full((num_tokens,), -1)
     given_T[given.places_G] = torch.arange(len(given.places_G))
-    return given_T, given.rows_GD.bfloat16()
-
-
-def _is_float32(network: Network) -> bool:
-    return all(spec.dtype == torch.float32 for spec in network.cache_specs)
+    return given_T, given.rows_GD.to(dtype)
 
 
 def _stores_fp8(network: Network) -> bool:

@@ -5,6 +5,7 @@ Run: pytest ci/unit/kernels/test_buffers.py
 
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def recordings(draw: st.DrawFn) -> Recording:
             fields = {"x": x, "residual": residual if adds else NOWHERE, "out": out, "sum": total}
             operations.append(Recorded(RmsNorm, fields, ("out", "sum")))
     return Recording(
+        dtype=torch.float32,
         operations=tuple(operations),
         widths=tuple(widths),
         input=0,
@@ -61,6 +63,12 @@ def test_every_operation_reads_what_was_written_for_it(recording: Recording) -> 
 def test_a_chain_needs_two_buffers_and_one_for_its_result() -> None:
     chain = tuple(Recorded(Linear, {"x": Columns(i, 0), "out": Columns(i + 1, 0)}, ("out",)) for i in range(9))
     recording = Recording(
-        operations=chain, widths=(32,) * 10, input=0, output=Columns(9, 0), output_size=32, ranks=None
+        dtype=torch.float32,
+        operations=chain,
+        widths=(32,) * 10,
+        input=0,
+        output=Columns(9, 0),
+        output_size=32,
+        ranks=None,
     )
     assert share_buffers(recording).widths == [32] * 3

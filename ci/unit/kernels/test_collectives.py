@@ -31,6 +31,7 @@ from inflight_kernels.cpu import (
     library,
     load_collectives,
     segment_bytes,
+    variants_here,
 )
 
 pytestmark = pytest.mark.slow
@@ -205,12 +206,11 @@ def test_a_rank_whose_peer_never_comes_can_be_ended(
 
 @needs_compiler
 def test_any_x86_processor_will_do(tmp_path: Path) -> None:
-    baseline = [flag for flag in library._FLAGS if not flag.startswith("-march")]
     warnings = ("-Wall", "-Wextra", "-Werror")
-    for flags in (library._FLAGS, baseline):
+    for options in ((), *(variant.options for variant in variants_here())):
         source = str(library._SOURCES / "collectives.cpp")
-        command = [*library._find_compiler(), *flags, *warnings, source, "-o", str(tmp_path / "out.so")]
-        subprocess.run(command, check=True)
+        command = [*library._find_compiler(), *library._OPTIONS, *options, *warnings, source, "-o"]
+        subprocess.run([*command, str(tmp_path / "out.so")], check=True)
 
 
 def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,10 @@ import json
 from collections.abc import Iterator
 from ctypes import CDLL
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from compiled_network import HAS_AMX, INSTRUCTIONS, Network, needs_compiler
+from compiled_network import HAS_AMX, IN_ORDER_OF_FMA, INSTRUCTIONS, Network, force, needs_compiler
 from tiny_checkpoints import make_checkpoint
 from torch import Tensor
 
@@ -26,10 +25,11 @@ from inflight_kernels.cpu import (
     Program,
     WeightPacker,
     instructions,
-    library,
     load_library,
     record,
+    variants_here,
 )
+from inflight_kernels.cpu.variants import AVX2, AVX512_BF16
 
 pytestmark = pytest.mark.slow
 
@@ -44,11 +44,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 class PackedLinear:
-    """x @ weight.T by one instruction."""
+    """x @ weight.T in the weight's type, by one instruction."""
 
     def __init__(self, instruction: Instruction, weight: Tensor) -> None:
-        library, own = load_library(instruction), weight.clone()  # which packing frees
-        recording = record(lambda x, _: inflight_kernels.linear(x, own), own.shape[1])
+        library, own = load_library(weight.dtype, instruction), weight.clone()  # which packing frees
+        recording = record(lambda x, _: inflight_kernels.linear(x, own), own.shape[1], own.dtype)
         self._program = Program(library, recording, WeightPacker(library, [recording]))
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -59,7 +59,9 @@ class PackedLinear:
 @pytest.mark.parametrize("instruction", INSTRUCTIONS)
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 33, 130])
 @pytest.mark.parametrize("num_outputs", [96, 203])
-def test_a_packed_product_is_the_product(instruction: Instruction, num_tokens: int, num_outputs: int) -> None:
+def test_a_packed_product_of_bfloat16_is_the_product(
+    instruction: Instruction, num_tokens: int, num_outputs: int
+) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     weight = torch.randn(num_outputs, 64, generator=generator).bfloat16()
     x = torch.randn(num_tokens, 64, generator=generator).bfloat16()
@@ -73,38 +75,67 @@ def random_numbers(*sizes: int) -> Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(sum(sizes)))
 
 
-def factors(kind: str) -> tuple[Tensor, Tensor]:
-    """x (70, 512) and a weight (96, 512) whose products show what rounding to bfloat16 would hide."""
+KINDS = ("what is left is what was rounded off", "sums grow out of denormal numbers", "denormal factors")
+
+
+def factors(kind: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """x (70, 512) and a weight (96, 512) of `dtype` whose products show what rounding of the result would hide."""
     x, weight = random_numbers(70, 512), random_numbers(96, 512)
     if kind == "what is left is what was rounded off":
         x[:, 256:], weight[:, 256:] = x[:, :256], -weight[:, :256]
     elif kind == "sums grow out of denormal numbers":
-        x, weight = 2.0**-64 * x.abs(), 2.0**-64 * weight.abs()
+        factor = torch.finfo(dtype).tiny ** 0.5
+        x, weight = factor * x.abs(), factor * weight.abs()
     elif kind == "denormal factors":
-        x, weight = 2.0**-128 * x, 2.0**100 * weight
-    return x.bfloat16(), weight.bfloat16()
+        x, weight = 0.25 * torch.finfo(dtype).tiny * x, 8.0 * weight
+    return x.to(dtype), weight.to(dtype)
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "kind", ["what is left is what was rounded off", "sums grow out of denormal numbers", "denormal factors"]
-)
-def test_instructions_for_vectors_and_any_number_of_rows_give_the_same_bits(kind: str) -> None:
-    x, weight = factors(kind)
-    by_vdpbf16ps, by_fma = (PackedLinear(by, weight) for by in (Instruction.VDPBF16PS, Instruction.FMA))
-    expected = by_vdpbf16ps(x)
-    for num_rows in (*range(1, 20), 32, 33, 70):
-        assert torch.equal(by_vdpbf16ps(x[:num_rows]), expected[:num_rows])
-        assert torch.equal(by_fma(x[:num_rows]), expected[:num_rows])
+@pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, 2**-20), (torch.float16, 2**-11)], ids=str)
+@pytest.mark.parametrize("num_tokens", [1, 3, 16, 33, 130])
+def test_a_packed_product_of_other_types_is_the_product(dtype: torch.dtype, precision: float, num_tokens: int) -> None:
+    x, weight = random_numbers(num_tokens, 64).to(dtype), random_numbers(203, 64).to(dtype)
+    expected = x.double() @ weight.double().T
+    packed = PackedLinear(Instruction.FMA, weight)
+    torch.testing.assert_close(packed(x).double(), expected, rtol=precision, atol=1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_variants_instructions_and_numbers_of_rows_give_the_same_bits(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight = factors(kind, dtype)
+    expected = None
+    for of_dtype, variant, instruction in IN_ORDER_OF_FMA:
+        if of_dtype != dtype:
+            continue
+        force(monkeypatch, variant=variant)
+        packed = PackedLinear(instruction, weight)
+        if expected is None:
+            expected = packed(x)
+        for num_rows in (*range(1, 20), 32, 33, 70):
+            assert torch.equal(packed(x[:num_rows]), expected[:num_rows])
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_variants_give_the_same_bits_in_the_order_of_tiles(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = factors(kind, torch.bfloat16)
+    answers = []
+    for variant in variants_here(torch.bfloat16):
+        force(monkeypatch, variant=variant)
+        answers.append(PackedLinear(Instruction.FMA_AS_AMX, weight)(x))
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 
 @needs_compiler
 @pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX")
-@pytest.mark.parametrize(
-    "kind", ["what is left is what was rounded off", "sums grow out of denormal numbers", "denormal factors"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_vectors_can_give_the_bits_of_tiles(kind: str) -> None:
-    x, weight = factors(kind)
+    x, weight = factors(kind, torch.bfloat16)
     by_tiles, by_fma = (PackedLinear(by, weight) for by in (Instruction.AMX, Instruction.FMA_AS_AMX))
     expected = by_tiles(x)
     for num_rows in (*range(1, 20), 32, 33, 70):
@@ -118,21 +149,15 @@ def test_denormals_stay_what_they_are_for_everybody_else() -> None:
     assert (torch.tensor([1e-39]) * 1.0).item() != 0.0
 
 
-def without_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library as on a processor that has none."""
-    load = library._load
-
-    def load_without(*arguments: Any) -> tuple[CDLL, Path]:
-        functions, path = load(*arguments)
-        functions.inflight_request_tiles = lambda: False
-        return functions, path
-
-    monkeypatch.setattr(library, "_load", load_without)
+needs_bfloat16 = pytest.mark.skipif(
+    AVX512_BF16 not in variants_here(), reason="this processor has nothing to choose from for bfloat16"
+)
 
 
 @needs_compiler
+@needs_bfloat16
 def test_what_is_fastest_is_measured_once_and_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_tiles(monkeypatch)
+    force(monkeypatch, variant=AVX512_BF16)
     measured = load_library().instructions
     assert measured.one_row in (Instruction.VDPBF16PS, Instruction.FMA)
     [kept] = cache.glob("cpu/*.json")
@@ -169,14 +194,16 @@ def test_a_choice_that_cannot_be_kept_is_used(
 
 
 @needs_compiler
+@needs_bfloat16
 def test_a_processor_whose_instructions_differ_keeps_to_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def multiply(library: CDLL, chosen: Instructions, x_BI: Tensor, packed: Tensor, out_BO: Tensor, **_: int) -> None:
         out_BO.fill_(1.0 if chosen.one_row is Instruction.FMA else 2.0)
 
+    functions = load_library().functions
     monkeypatch.setattr(instructions, "multiply", multiply)
-    assert instructions._measure(load_library().functions) == Instructions.only(Instruction.VDPBF16PS)
+    assert instructions._measure(functions) == Instructions.only(Instruction.VDPBF16PS)
     assert "do not give the same bits" in caplog.text
 
 
@@ -184,9 +211,18 @@ def test_a_processor_whose_instructions_differ_keeps_to_one(
 @pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX")
 def test_tiles_take_all_products_but_those_of_one_row() -> None:
     assert load_library().instructions == Instructions(Instruction.FMA_AS_AMX, Instruction.AMX, Instruction.AMX)
+    assert load_library(order="fma").instructions.many_rows in (Instruction.VDPBF16PS, Instruction.FMA)
 
 
 @needs_compiler
+def test_any_machine_can_follow_the_order_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    force(monkeypatch, variant=AVX2)
+    assert load_library(order="amx").instructions == Instructions.only(Instruction.FMA_AS_AMX)
+    assert load_library(torch.float32, order="amx").instructions == Instructions.only(Instruction.FMA)
+
+
+@needs_compiler
+@needs_bfloat16
 def test_the_environment_forces_an_instruction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = make_checkpoint(tmp_path, "llama-wide", dtype=torch.bfloat16)
     for instruction in (Instruction.VDPBF16PS, Instruction.FMA):
@@ -201,5 +237,5 @@ def test_the_environment_forces_an_instruction(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.skipif(HAS_AMX, reason="this processor has AMX")
 def test_amx_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(instructions.VARIABLE, "amx")
-    with pytest.raises(LibraryUnavailable, match="there is no AMX here for this process; unset INFLIGHT_CPU"):
+    with pytest.raises(LibraryUnavailable, match="there is no amx here; unset INFLIGHT_CPU_INSTRUCTION"):
         load_library()

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from ctypes import CDLL
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,19 @@ from inflight.models.compiled import compile_network
 from inflight.models.decoder import Decoder
 from inflight_kernels import cpu
 from inflight_kernels.cpu import (
+    VARIANTS,
     HugePageArena,
+    Instructions,
     LibraryUnavailable,
+    Variant,
     huge_pages,
     library,
+    load_collectives,
     load_library,
     pack_weight,
     unsupported_reason,
+    variants,
+    variants_here,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
@@ -78,30 +85,21 @@ def test_the_second_time_nothing_is_compiled(checkpoint: TinyCheckpoint, cache: 
 
 
 @needs_compiler
-@pytest.mark.parametrize("flags", [("-mamx-tile", "-mamx-bf16"), ("-mno-amx-tile", "-mno-amx-bf16")])
-def test_the_compiler_has_nothing_to_say(flags: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("variant", "dtype"), [(variant, dtype) for variant in VARIANTS for dtype in variant.dtypes], ids=str
+)
+def test_the_compiler_has_nothing_to_say(variant: Variant, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Whatever this processor has."""
     # gcc 12 finds its own intrinsics to be uninitialized.
     warnings = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
-    command = [
-        *library._find_compiler(),
-        *library._FLAGS,
-        *flags,
-        *warnings,
-        str(library._SOURCES / "program.cpp"),
-        "-o",
-    ]
+    options = (*library._OPTIONS, *variant.options, f"-DINFLIGHT_ELEMENT={library._ELEMENTS[dtype]}", *warnings)
+    command = [*library._find_compiler(), *options, str(library._SOURCES / "program.cpp"), "-o"]
     finished = subprocess.run([*command, str(tmp_path / "out.so")], capture_output=True, text=True, check=True)
     assert finished.stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "reason"),
-    [
-        ("llama-wide", "float32", "are for bfloat16, and dtype is float32 (set dtype to bfloat16)"),
-        ("llama-wide", "float16", "are for bfloat16, and dtype is float16 (set dtype to bfloat16)"),
-        ("llama", "bfloat16", "which is not a multiple of 32"),
-    ],
-)
+@pytest.mark.parametrize(("name", "reason"), [("llama", "which is not a multiple of 32")])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_network_that_is_not_supported_is_refused_only_if_compiling_was_asked_for(
     tmp_path: Path,
     name: str,
@@ -110,7 +108,7 @@ def test_a_network_that_is_not_supported_is_refused_only_if_compiling_was_asked_
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """If it was not, the log says why torch computes, except in float32, which was chosen."""
+    """If it was not, the log says why torch computes."""
     monkeypatch.setattr(cpu, "unsupported_reason", lambda: "")
     checkpoint = make_checkpoint(tmp_path / "checkpoint", name, dtype=torch.bfloat16)
     network = Network.load(checkpoint, "false", dtype)
@@ -118,20 +116,21 @@ def test_a_network_that_is_not_supported_is_refused_only_if_compiling_was_asked_
     caplog.set_level("INFO", "inflight")
     assert compile_network(config_of(checkpoint, "auto", dtype=dtype), *arguments) is network.decoder
     told = [line for line in caplog.messages if line.startswith("the layers run in torch, several times slower: ")]
-    assert [line.endswith(reason) for line in told] == ([] if dtype == "float32" else [True])
+    assert [line.endswith(reason) for line in told] == [True]
     with pytest.raises(ConfigurationError, match=f"cpu_compile is true, but .*{re.escape(reason)}"):
         compile_network(config_of(checkpoint, "true", dtype=dtype), *arguments)
 
 
 def test_a_missing_compiler_or_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_processor_flags", lambda: library._NEEDED_FLAGS)
+    monkeypatch.setattr(variants, "processor_flags", lambda: variants.AVX2.needs)
     monkeypatch.setenv("CXX", "no-such-compiler -pipe")
     assert unsupported_reason() == "CXX names no program: no-such-compiler -pipe"
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
     assert unsupported_reason() == "no C++ compiler was found; install g++"
-    monkeypatch.setattr(library, "_processor_flags", lambda: frozenset({"avx512f"}))
-    assert unsupported_reason() == "this processor has no AVX-512 for bfloat16"
+    for module in (variants, library):
+        monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"avx2"}))
+    assert unsupported_reason() == "this processor has no f16c, fma"
 
 
 @needs_compiler
@@ -190,18 +189,70 @@ def test_no_home_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-def test_a_broken_library_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damage", ["cut", "empty", "changed", "foreign"])
+def test_a_damaged_library_is_made_anew_and_never_loaded(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path))
-    compiled_at = []
+    load_library(torch.float32)
+    [kept] = tmp_path.glob("cpu/*.so")
+    content = kept.read_bytes()
+    middle = len(content) // 2
+    kept.unlink()  # what is loaded stays mapped
+    kept.write_bytes(
+        {
+            "cut": content[:middle],
+            "empty": b"",
+            "changed": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+            "foreign": Path(load_collectives()._name).read_bytes()[:-1],
+        }[damage]
+    )
+    load_library(torch.float32)
+    assert kept.read_bytes() == content
 
-    def compile_nothing_first(name: str, compiler: Sequence[str], path: Path) -> None:
-        compiled_at.append(path)
-        path.touch() if len(compiled_at) == 1 else build(name, compiler, path)
 
-    build = library._compile
-    monkeypatch.setattr(library, "_compile", compile_nothing_first)
-    assert load_library().functions.inflight_packed_size(32, 32) == 1024
-    assert len(compiled_at) == 2
+@needs_compiler
+def test_an_older_compiler_builds_a_lower_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "old"
+    compiler.write_text(
+        "#!/bin/sh\ncase \"$*\" in *-mavx512*) echo 'error: unrecognized option -mavx512' >&2; exit 1;; esac\n"
+        'exec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    assert load_library().variant is variants.AVX2
+
+
+@needs_compiler
+def test_the_environment_forces_a_variant(checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variant in variants_here():
+        monkeypatch.setenv(variants.VARIABLE, variant.name)
+        assert load_library().variant is variant
+    monkeypatch.setenv(variants.VARIABLE, "sse2")
+    with pytest.raises(ConfigurationError, match="must be one of amx, avx512_bf16, avx512, avx2, got 'sse2'"):
+        Network.load(checkpoint, "true", "bfloat16")
+    monkeypatch.setattr(variants, "processor_flags", lambda: variants.AVX2.needs)
+    monkeypatch.setenv(variants.VARIABLE, "avx512")
+    with pytest.raises(LibraryUnavailable, match="is avx512, and this processor has no avx512bw, avx512dq, avx512f"):
+        load_library()
+
+
+@needs_compiler
+def test_a_variant_whose_products_are_wrong_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def are_right(functions: CDLL, dtype: torch.dtype, chosen: Instructions) -> bool:
+        return next(results) and real(functions, dtype, chosen)
+
+    real, results = library.are_right, iter([False, True])
+    monkeypatch.setattr(library, "are_right", are_right)
+    candidates = variants_here(torch.bfloat16)
+    if len(candidates) == 1:
+        with pytest.raises(LibraryUnavailable, match="does not multiply rightly by avx2"):
+            load_library()
+    else:
+        assert load_library().variant is candidates[1]
+    assert f"does not multiply rightly by {candidates[0].name}" in caplog.text
 
 
 def test_a_kernel_without_huge_pages_gives_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,10 +232,10 @@ def test_ranks_compute_in_c_all_or_none(
     """One that cannot load the library keeps the others from it: their sums would not meet."""
     load, calls = cpu.load_library, iter(range(2))
 
-    def fail_once() -> cpu.NativeLibrary:
+    def fail_once(dtype: torch.dtype) -> cpu.NativeLibrary:
         if next(calls) == 1:
             raise cpu.LibraryUnavailable("this one has no compiler")
-        return load()
+        return load(dtype)
 
     monkeypatch.setattr(cpu, "load_library", fail_once)
     with caplog.at_level("INFO"):

@@ -13,18 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from compiled_network import needs_compiler
+from compiled_network import IN_ORDER_OF_FMA, force, needs_compiler
 from random_decoders import HEADS, DecoderOnRanks, RandomHeads
 from thread_ranks import ThreadRanks
 from token_steps import assert_same, at_once, attend_to_exact_keys, compute, in_random_steps, one_by_one
 
-from inflight_kernels.cpu import Instruction
-from inflight_kernels.cpu.instructions import VARIABLE
+from inflight_kernels.cpu import Instruction, Variant
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
-VECTORS = (Instruction.VDPBF16PS, Instruction.FMA, Instruction.FMA_AS_AMX)
-"""To be forced, besides what is chosen here."""
 HEADS_FOR_RANKS = HEADS[2:4]
 """Heads that two ranks can share; both hold a copy of the first layer's only key head."""
 LENGTHS = (560, 140, 41, 7)
@@ -47,13 +44,6 @@ def two_ranks() -> Iterator[ThreadRanks]:
     ranks.close()
 
 
-def force(instruction: Instruction | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if instruction is None:
-        monkeypatch.delenv(VARIABLE, raising=False)
-    else:
-        monkeypatch.setenv(VARIABLE, instruction.value)
-
-
 def assert_same_however_computed(
     decoder: DecoderOnRanks, lengths: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,26 +64,32 @@ def assert_same_however_computed(
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("heads", "instruction"),
-    [*((heads, None) for heads in HEADS), *zip(HEADS, VECTORS, strict=False)],
-    ids=str,
-)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_tokens_have_the_same_bits_however_they_are_computed(
-    heads: RandomHeads, instruction: Instruction | None, monkeypatch: pytest.MonkeyPatch
+    heads: RandomHeads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    force(instruction, monkeypatch)
     assert_same_however_computed(DecoderOnRanks(heads), LENGTHS, monkeypatch)
 
 
 @needs_compiler
-@pytest.mark.parametrize("instruction", [None, *VECTORS], ids=str)
-def test_so_they_have_on_two_ranks(
-    instruction: Instruction | None, two_ranks: ThreadRanks, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("dtype", "variant", "instruction"), IN_ORDER_OF_FMA + [(torch.bfloat16, None, Instruction.FMA_AS_AMX)], ids=str
+)
+def test_so_they_have_in_every_type_by_every_variant(
+    dtype: torch.dtype, variant: Variant | None, instruction: Instruction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    force(instruction, monkeypatch)
-    heads = HEADS_FOR_RANKS[instruction is not None]
-    assert_same_however_computed(DecoderOnRanks(heads, two_ranks), LENGTHS_ON_RANKS, monkeypatch)
+    force(monkeypatch, instruction, variant)
+    assert_same_however_computed(DecoderOnRanks(HEADS[2], dtype=dtype), LENGTHS, monkeypatch)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", HEADS_FOR_RANKS, ids=str)
+def test_so_they_have_on_two_ranks(
+    heads: RandomHeads, dtype: torch.dtype, two_ranks: ThreadRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = DecoderOnRanks(heads, two_ranks, dtype)
+    assert_same_however_computed(decoder, LENGTHS_ON_RANKS, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -32,7 +32,7 @@ from inflight.runtime.runner import Runner
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
 from inflight_kernels import cpu
-from inflight_kernels.cpu import library
+from inflight_kernels.cpu import library, variants
 
 pytestmark = pytest.mark.slow
 
@@ -170,10 +170,10 @@ def test_a_processor_without_bfloat16_computes_in_float32_unless_told(
     def told() -> list[str]:
         return [line for line in caplog.messages if line.startswith(f"the checkpoint is in {name} and is computed in")]
 
-    monkeypatch.setattr(library, "_processor_flags", lambda: library._NEEDED_FLAGS)
+    monkeypatch.setattr(library, "processor_flags", lambda: variants.AVX512_BF16.needs)
     usual = load(replace(config, cpu_compile="false"))
     assert usual.description.dtype == name and told() == []
-    monkeypatch.setattr(library, "_processor_flags", lambda: frozenset({"avx2", "fma"}))
+    monkeypatch.setattr(library, "processor_flags", lambda: variants.AVX2.needs)
     wide = load(config)
     assert {spec.dtype for spec in wide.decoder.cache_specs} == {torch.float32}
     assert wide.kv_cache.layers[0].keys.nbytes == 2 * usual.kv_cache.layers[0].keys.nbytes

@@ -1,10 +1,10 @@
-"""Networks in C++ for CPUs that multiply bfloat16: compiled for this very machine at first use, kept on disk.
+"""Networks in C++ for CPUs: compiled at first use for instructions that the machine has, kept on disk.
 
 The torch reference is right on every machine. What it costs there is dozens of small operations between the matrix
 products, products that lay their weights out anew, attention above the diagonal, and the interpreter between all of
 them. Here a network's operations are recorded once (recorder.py) and become a program, which one call a step runs over
-weights laid out once (program.py, native/). It needs g++ and AVX-512 with bfloat16. AMX, vdpbf16ps or float32 FMA
-multiplies, whichever is fast here.
+weights laid out once (program.py, native/), in float32, float16 or bfloat16. It needs g++ and AVX2; variants.py has the
+sets of instructions that it is compiled for, and instructions.py what multiplies bfloat16.
 
 An operation is added in four places: its structure in native/operations.h and operations.py, its function in a header
 and a case in native/program.cpp, and the method of the recorder that notes it.
@@ -30,10 +30,12 @@ from inflight_kernels.cpu.program import Program, most_tokens
 from inflight_kernels.cpu.recorded_values import Unsupported
 from inflight_kernels.cpu.recorder import record
 from inflight_kernels.cpu.recording import Recording
+from inflight_kernels.cpu.variants import VARIANTS, Variant, variants_here
 from inflight_kernels.cpu.weight_packer import WeightMemory, WeightPacker, pack_weight
 
 __all__ = [
     "NO_BFLOAT16",
+    "VARIANTS",
     "Batch",
     "HugePageArena",
     "Instruction",
@@ -44,6 +46,7 @@ __all__ = [
     "Recording",
     "SharedMemoryCollectives",
     "Unsupported",
+    "Variant",
     "WeightMemory",
     "WeightPacker",
     "load_collectives",
@@ -54,4 +57,5 @@ __all__ = [
     "record",
     "segment_bytes",
     "unsupported_reason",
+    "variants_here",
 ]

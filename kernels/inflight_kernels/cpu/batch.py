@@ -34,6 +34,6 @@ class Batch:
     """int64, the row of `given_rows` that is a token's embedding instead of the table's; negative = the table's. None =
     for all tokens."""
     given_rows: Tensor | None = None
-    """bfloat16 (rows, features)."""
+    """(rows, features), in the type that the program computes in."""
     adapters_T: Tensor | None = None
     """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""

@@ -1,4 +1,5 @@
-"""Which instruction multiplies which products: measured once on a machine and kept beside the library, or forced.
+"""Which instruction multiplies which products of bfloat16: measured once on a machine and kept, or forced. Other types
+are multiplied by float32 FMA.
 
 Processors differ: in GFLOP/s a thread, vdpbf16ps and float32 FMA give 80 and 166 on a Xeon with AVX-512 for bfloat16
 and without AMX, 424 and 233 on Zen 5. Both give the same bits (native/vector_products.h), so a choice that turns out
@@ -22,11 +23,12 @@ import torch
 from torch import Tensor
 
 from inflight_kernels.cpu.huge_pages import HugePageArena
+from inflight_kernels.cpu.variants import AMX, AVX512_BF16
 
 logger = logging.getLogger(__name__)
 
 VARIABLE = "INFLIGHT_CPU_INSTRUCTION"
-"""The environment variable that names one instruction for all products."""
+"""The environment variable that names one instruction for all products of bfloat16."""
 
 
 class Instruction(str, enum.Enum):
@@ -35,6 +37,11 @@ class Instruction(str, enum.Enum):
     AMX = "amx"
     FMA_AS_AMX = "fma_as_amx"
     """FMA in the order of AMX's sums: equal bits."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Flags that a variant must have for it."""
+        return {Instruction.VDPBF16PS: AVX512_BF16.needs, Instruction.AMX: AMX.needs}.get(self, frozenset())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +90,7 @@ def forced_instruction() -> Instruction | None:
 
 
 def choose(library: ctypes.CDLL, kept: Path) -> Instructions:
-    """What is fastest without AMX, as `kept` says, or measured now and written there."""
+    """vdpbf16ps or FMA, whichever is faster in each class, as `kept` says, or measured now and written there."""
     try:
         words = json.loads(kept.read_text(encoding="ascii"))
         chosen = Instructions(**{name: Instruction(word) for name, word in words.items()})
@@ -107,7 +114,7 @@ _REPEATS = 5
 
 @torch.inference_mode()
 def _measure(library: ctypes.CDLL) -> Instructions:
-    """vdpbf16ps or FMA, whichever took less time at its best, in turns; about 0.2 s.
+    """Whichever took less time at its best, in turns; about 0.2 s.
 
     Of one thread, and its own time: on a busy machine threads mostly wait for others, and a wrong choice would stay.
     """
@@ -139,10 +146,23 @@ def _measure(library: ctypes.CDLL) -> Instructions:
     return Instructions(**chosen)
 
 
+def are_right(library: ctypes.CDLL, dtype: torch.dtype, chosen: Instructions) -> bool:
+    """Whether each of them gives the products of small whole numbers, which no rounding changes."""
+    whole = torch.arange(-512, 512).view(32, 32).remainder(7).sub(3).to(dtype)
+    x, packed = torch.cat([whole, torch.zeros_like(whole)]), torch.empty(32 * 32, dtype=dtype)
+    library.inflight_pack(whole.data_ptr(), 32, 32, False, 1, packed.data_ptr())
+    for instruction in {chosen.one_row, chosen.few_rows, chosen.many_rows}:
+        out = torch.empty(32, 32, dtype=dtype)
+        multiply(library, Instructions.only(instruction), x, packed, out, num_threads=1)
+        if not torch.equal(out.double(), whole.double() @ whole.double().T):
+            return False
+    return True
+
+
 def multiply(
     library: ctypes.CDLL, instructions: Instructions, x_BI: Tensor, packed: Tensor, out_BO: Tensor, *, num_threads: int
 ) -> None:
-    """x @ weight.T into `out_BO`, all bfloat16 and contiguous; x has 32 rows more than `out_BO`."""
+    """x @ weight.T into `out_BO`, all of the library's type and contiguous; x has 32 rows more than `out_BO`."""
     library.inflight_linear(
         ctypes.byref(instructions.to_native()),
         x_BI.data_ptr(),

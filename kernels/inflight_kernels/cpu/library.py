@@ -1,13 +1,15 @@
-"""The C++ of `native/`, compiled for this machine and loaded; compiled once, then kept on disk.
+"""The C++ of `native/`, compiled for a set of instructions that this machine has, and loaded. It is compiled once and
+kept on disk.
 
-The cache is one private folder of files named after all that went into them (sources, flags, compiler, processor), so
-that a file is either right or not found; beside a library lies which instructions are fastest. Knows what the functions
-take, not what they are for.
+The cache is one private folder of files named after all that went into them (sources, options, compiler), so that a
+file is either right or not found; each ends with a digest of itself, so that one that is damaged is made anew and never
+loaded. There also lies which instructions are fastest here. Knows what the functions take, not what they are for.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shlex
 import shutil
@@ -17,17 +19,40 @@ from collections.abc import Sequence
 from ctypes import CDLL, c_bool, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from inflight_kernels.cache_folder import cache_folder
-from inflight_kernels.cpu.instructions import VARIABLE, Instruction, Instructions, choose, forced_instruction
+from inflight_kernels.cpu.instructions import (
+    VARIABLE,
+    Instruction,
+    Instructions,
+    are_right,
+    choose,
+    forced_instruction,
+)
+from inflight_kernels.cpu.variants import (
+    AVX2,
+    AVX512_BF16,
+    DTYPES,
+    Variant,
+    forced_variant,
+    processor_flags,
+    processor_name,
+    variants_here,
+)
+
+logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "native"
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
-_NEEDED_FLAGS = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512_bf16"})
+_OPTIONS = ("-O3", "-ffp-contract=off", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+_ELEMENTS = {torch.float32: "float", torch.float16: "F16", torch.bfloat16: "Bf16"}
+"""How formats.h calls them."""
+_DIGEST_BYTES = 16
 NO_BFLOAT16 = "this processor has no AVX-512 for bfloat16"
+Order = Literal["auto", "fma", "amx"]
+"""In which products of bfloat16 add up: auto is that of AMX where there is AMX, else that of FMA."""
 _Functions = dict[str, tuple[Any, list[Any]]]
 """Name: what it gives, what it takes."""
 _PROGRAM: _Functions = {
@@ -53,6 +78,9 @@ _COLLECTIVES: _Functions = {
 class NativeLibrary:
     functions: CDLL
     """They let other Python threads run meanwhile."""
+    dtype: torch.dtype
+    """Of activations, plain weights and cache."""
+    variant: Variant
     instructions: Instructions
 
 
@@ -61,40 +89,41 @@ class LibraryUnavailable(Exception):
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this processor has the instructions for it that the library is made of. Without them torch widens
-    bfloat16 and float16 to float32 for each product."""
-    return _processor_flags().issuperset(_NEEDED_FLAGS)
+    """Whether this processor has instructions for it. Without them torch widens bfloat16 and float16 to float32 for
+    each product."""
+    return AVX512_BF16.needs <= processor_flags()
 
 
 def unsupported_reason() -> str:
     """Why this machine cannot have the library, as half a sentence; empty if it can."""
-    if not multiplies_bfloat16():
-        return NO_BFLOAT16
+    if not variants_here():
+        return f"this processor has no {', '.join(sorted(AVX2.needs - processor_flags()))}"
     if not _find_compiler():
         named = os.environ.get("CXX")
         return f"CXX names no program: {named}" if named else "no C++ compiler was found; install g++"
     return ""
 
 
-def load_library(instruction: Instruction | None = None) -> NativeLibrary:
-    """The library, from the cache or compiled now (a few seconds). Call it once torch is loaded: its threads are those
-    of the libgomp.so.1 that torch has brought. `instruction`: the one that multiplies; else what the environment names,
-    else what is fastest.
+def load_library(
+    dtype: torch.dtype = torch.bfloat16, instruction: Instruction | None = None, order: Order = "auto"
+) -> NativeLibrary:
+    """The library for `dtype`, from the cache or compiled now (a few seconds): of the variant that the environment
+    names, else of the best one here that the compiler knows. Call it once torch is loaded: its threads are those of the
+    libgomp.so.1 that torch has brought. `instruction`: the one that multiplies bfloat16; else what the environment
+    names, else what is fastest in `order`.
 
     Raises LibraryUnavailable.
     """
+    if dtype not in DTYPES:
+        raise LibraryUnavailable(f"there are no layers in C++ for {dtype}")
     try:
-        forced = instruction or forced_instruction()
-        functions, path = _load("program", _PROGRAM)
-        # Tiles are a state that the system may refuse to keep for a process.
-        has_tiles = functions.inflight_request_tiles()
-        if forced is Instruction.AMX and not has_tiles:
-            raise LibraryUnavailable(f"there is no AMX here for this process; unset {VARIABLE}")
-        if forced:
-            return NativeLibrary(functions, Instructions.only(forced))
-        if has_tiles:
-            return NativeLibrary(functions, Instructions.with_tiles())
-        return NativeLibrary(functions, choose(functions, path.with_suffix(".json")))
+        forced, chosen = forced_variant(), instruction or forced_instruction()
+        candidates = [forced] if forced else variants_here(dtype)
+        if chosen and dtype == torch.bfloat16:
+            candidates = [each for each in candidates if chosen.needs <= each.needs]
+            if not candidates:
+                raise LibraryUnavailable(f"there is no {chosen.value} here; unset {VARIABLE}")
+        return _load_best(dtype, candidates, chosen, order)
     except OSError as error:
         raise LibraryUnavailable(f"the C++ layers cannot be kept or loaded: {error}") from error
     except ValueError as error:
@@ -104,45 +133,97 @@ def load_library(instruction: Instruction | None = None) -> NativeLibrary:
 def load_collectives() -> CDLL:
     """The collectives of one machine's ranks, likewise; any processor will do. Raises LibraryUnavailable."""
     try:
-        return _load("collectives", _COLLECTIVES)[0]
+        best = variants_here()[:1]
+        return _load("collectives", _COLLECTIVES, best[0].options if best else ())[0]
     except OSError as error:
         raise LibraryUnavailable(f"the C++ collectives cannot be kept or loaded: {error}") from error
 
 
-def _load(name: str, functions: _Functions) -> tuple[CDLL, Path]:
+def _load_best(
+    dtype: torch.dtype, candidates: Sequence[Variant], chosen: Instruction | None, order: Order
+) -> NativeLibrary:
+    """Of the first candidate that can be compiled, whose tiles the system keeps for this process, and whose products
+    are right."""
+    unavailable = LibraryUnavailable("this processor has no variant of the C++ layers")
+    for variant in candidates:
+        options = (*variant.options, f"-DINFLIGHT_ELEMENT={_ELEMENTS[dtype]}")
+        try:
+            functions, path = _load("program", _PROGRAM, options)
+        except LibraryUnavailable as error:
+            # An older compiler does not know the newest instructions.
+            unavailable = error
+            continue
+        has_tiles = variant.name == "amx" and functions.inflight_request_tiles()
+        if variant.name == "amx" and not has_tiles:
+            unavailable = LibraryUnavailable(f"there is no AMX here for this process; unset {VARIABLE}")
+            continue
+        instructions = _instructions(dtype, variant, chosen, order, functions, path)
+        if are_right(functions, dtype, instructions):
+            return NativeLibrary(functions, dtype, variant, instructions)
+        logger.warning("this processor does not multiply rightly by %s: a lower variant is tried", variant.name)
+        unavailable = LibraryUnavailable(f"this processor does not multiply rightly by {variant.name}")
+    raise unavailable
+
+
+def _instructions(
+    dtype: torch.dtype, variant: Variant, chosen: Instruction | None, order: Order, functions: CDLL, path: Path
+) -> Instructions:
+    if dtype != torch.bfloat16:
+        return Instructions.only(Instruction.FMA)
+    if chosen:
+        return Instructions.only(chosen)
+    if variant.name == "amx" and order != "fma":
+        return Instructions.with_tiles()
+    if order == "amx":
+        return Instructions.only(Instruction.FMA_AS_AMX)
+    if not Instruction.VDPBF16PS.needs <= variant.needs:
+        return Instructions.only(Instruction.FMA)
+    return choose(functions, path.with_suffix(f".{_digest(processor_name().encode()).hex()}.json"))
+
+
+def _load(name: str, functions: _Functions, options: Sequence[str]) -> tuple[CDLL, Path]:
     """What is made of `name`.cpp, and where it lies."""
     compiler = _find_compiler()
     if not compiler:
         raise LibraryUnavailable("no C++ compiler was found")
-    path = cache_folder("cpu") / f"{name}-{_key(compiler)}.so"
-    if not path.exists():
-        _compile(name, compiler, path)
-    try:
-        library = CDLL(str(path))
-    except OSError:
-        # What lies there is broken; what is made now is not, or the error stands.
-        _compile(name, compiler, path)
-        library = CDLL(str(path))
+    path = cache_folder("cpu") / f"{name}-{_key(compiler, options)}.so"
+    if not _is_whole(path):
+        _compile(name, compiler, options, path)
+    library = CDLL(str(path))
     for each, (result, arguments) in functions.items():
         function = getattr(library, each)
         function.restype, function.argtypes = result, arguments
     return library, path
 
 
-def _compile(name: str, compiler: Sequence[str], path: Path) -> None:
+def _is_whole(path: Path) -> bool:
+    """Whether the library is there, as it was written."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    return content[-_DIGEST_BYTES:] == _digest(content[:-_DIGEST_BYTES])
+
+
+def _compile(name: str, compiler: Sequence[str], options: Sequence[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch, path.name)
-        command = [*compiler, *_FLAGS, str(_SOURCES / f"{name}.cpp"), "-o", str(built)]
+        command = [*compiler, *_OPTIONS, *options, str(_SOURCES / f"{name}.cpp"), "-o", str(built)]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         if finished.returncode:
             errors = [line for line in finished.stderr.splitlines() if "error" in line]
             reason = errors[0] if errors else finished.stderr.strip()[:200] or f"it ended with {finished.returncode}"
             raise LibraryUnavailable(f"{' '.join(compiler)} failed: {reason}")
-        with open(built, "rb") as whole:
-            # A file of that name must never be part of one, not even after the power went.
-            os.fsync(whole.fileno())
+        digest = _digest(built.read_bytes())
+        with open(built, "ab") as whole:
+            # Whoever loads a library does not look behind its last section.
+            whole.write(digest)
         # Ranks may build the same library at once: whoever is last replaces an equal file.
         os.replace(built, path)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()
 
 
 def _find_compiler() -> list[str]:
@@ -152,21 +233,11 @@ def _find_compiler() -> list[str]:
     return command if command and shutil.which(command[0]) else []
 
 
-def _key(compiler: Sequence[str]) -> str:
+def _key(compiler: Sequence[str], options: Sequence[str]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
     digest = hashlib.blake2b(digest_size=12)
-    for part in (version, *compiler, *_FLAGS, *sorted(_processor_flags()), torch.__version__):
+    for part in (version, *compiler, *_OPTIONS, *options, torch.__version__):
         digest.update(part.encode() + b"\0")
-    for source in sorted(_SOURCES.iterdir()):
+    for source in sorted(_SOURCES.rglob("*.*")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return digest.hexdigest()
-
-
-def _processor_flags() -> frozenset[str]:
-    """What the compiler sees of the processor: the same flags run the same instructions."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return frozenset()
-    named = [line.partition(":")[2] for line in lines if line.startswith(("model name", "flags"))]
-    return frozenset(" ".join(named[:2]).split())

@@ -17,8 +17,8 @@ from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Const
 from inflight_kernels.cpu.weight_packer import WeightPacker
 
 PACKED_AT_ONCE = 32 * 2**20
-"""Elements, 64 MiB: enough to keep threads busy. Without a limit, chunks behind one long prefix that they share would
-each have a copy of it."""
+"""Elements, 64 MiB of 16 bits: enough to keep threads busy. Without a limit, chunks behind one long prefix that they
+share would each have a copy of it."""
 
 
 PANEL_ROWS = 32
@@ -29,7 +29,7 @@ def most_tokens(library: NativeLibrary, recording: Recording) -> float:
     """Tokens of a step for which the memory that the ranks share has room; infinite without other ranks."""
     buffers = share_buffers(recording)
     width = max(map(buffers.width_at, (Place.OWN_AREA, Place.COMMON_AREA)))
-    num_rows = library.functions.inflight_area_bytes() // (width * torch.bfloat16.itemsize) if width else math.inf
+    num_rows = library.functions.inflight_area_bytes() // (width * recording.dtype.itemsize) if width else math.inf
     return num_rows - PANEL_ROWS
 
 
@@ -45,7 +45,7 @@ class Program:
         places = (c_int64 * len(buffers.places))(*buffers.places)
         # The structures only point at what they need.
         self._held = (recording, packer, operations, addresses, widths, places)
-        self._functions = library.functions
+        self._functions, self.dtype = library.functions, library.dtype
         output, ranks = buffers.of[recording.output.buffer], recording.ranks
         self._native = NativeProgram(
             num_operations=len(operations),
@@ -64,7 +64,7 @@ class Program:
         self._workspace = torch.empty(0, dtype=torch.uint8)
 
     def __call__(self, x: Tensor, batch: Batch | None = None) -> Tensor:
-        """The result (T, columns), bfloat16, of `x`: token ids (T,), int64, or bfloat16 (T, columns).
+        """The result (T, columns), in the library's type, of `x`: token ids (T,), int64, or (T, columns) in that type.
 
         Writes the batch's keys and values to the caches. A program without attention needs no `batch`.
         """
@@ -76,7 +76,7 @@ class Program:
             self._workspace = self._workspace.new_empty(0)  # before the next one is taken
             # Contexts grow chunk by chunk: not a new workspace for each of them.
             self._workspace = torch.empty(num_bytes + num_bytes // 2, dtype=torch.uint8)
-        out = torch.empty((x.shape[0], self._width), dtype=torch.bfloat16)
+        out = torch.empty((x.shape[0], self._width), dtype=self.dtype)
         self._functions.inflight_run(program, step, threads, _address(x), out.data_ptr(), self._workspace.data_ptr())
         return out[:, self._columns]
 

@@ -22,8 +22,10 @@ class Unsupported(Exception):
 
 
 class RecordedValues:
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self, num_tokens: int, dtype: torch.dtype) -> None:
+        """`dtype`: of all of them, and of the constants that are not said to have another one."""
         self._num_tokens = num_tokens
+        self._dtype = dtype
         self._held: list[Tensor] = []
         """Storages are identified by their addresses, which must not be used twice."""
         self._columns: dict[int, Columns] = {}
@@ -32,8 +34,8 @@ class RecordedValues:
         """Columns of each buffer."""
 
     def empty(self, *shape: int) -> Tensor:
-        """A meta tensor, bfloat16, that stands for no value yet."""
-        return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        """A meta tensor that stands for no value yet."""
+        return torch.empty(shape, dtype=self._dtype, device="meta")
 
     def hold(self, tensor: Tensor, columns: Columns) -> None:
         """From now on the storage of `tensor` begins at `columns`."""
@@ -57,8 +59,8 @@ class RecordedValues:
 
     def read(self, tensor: Tensor, what: str, rows: tuple[int, int] | None = None) -> Columns:
         """Where `tensor` lies, all tokens of it or the given rows: (tokens, …), its other dimensions contiguous."""
-        if tensor.dtype != torch.bfloat16:
-            raise Unsupported(f"{what} is {tensor.dtype} and not torch.bfloat16")
+        if tensor.dtype != self._dtype:
+            raise Unsupported(f"{what} is {tensor.dtype} and not {self._dtype}")
         whole = self.find(tensor) if tensor.is_meta else None
         if whole is None:
             raise Unsupported(f"{what} is not the result of an operation of the step")
@@ -74,14 +76,12 @@ class RecordedValues:
             raise Unsupported(f"{what} is not laid out by tokens")
         return column
 
-    def constant(
-        self, tensor: Tensor, what: str, shape: Sequence[int], dtype: torch.dtype = torch.bfloat16
-    ) -> Constant:
+    def constant(self, tensor: Tensor, what: str, shape: Sequence[int], dtype: torch.dtype | None = None) -> Constant:
         """A tensor with memory. `what`: how an error calls it."""
         if tensor.is_meta or tensor.shape != tuple(shape):
             raise Unsupported(f"{what} is not a constant of shape {tuple(shape)}")
-        if tensor.dtype != dtype:
-            raise Unsupported(f"{what} is {tensor.dtype} and not {dtype}")
+        if tensor.dtype != (expected := dtype or self._dtype):
+            raise Unsupported(f"{what} is {tensor.dtype} and not {expected}")
         if not tensor.is_contiguous():
             raise Unsupported(f"{what} is not contiguous")
         self._held.append(tensor)

@@ -55,12 +55,14 @@ MAX_SLICES = 3
 """Layers with one input that an adapter changes together."""
 
 
-def record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None = None) -> Recording:
-    """The operations of `network`, called with an input and a batch.
+def record(
+    network: Callable[[Tensor, Batch], Tensor], input_size: int | None = None, dtype: torch.dtype = torch.bfloat16
+) -> Recording:
+    """The operations of `network`, which computes in `dtype`, called with an input and a batch.
 
-    Its input is bfloat16 (T, input_size), or, with None, token ids (T,), int64. Raises Unsupported.
+    Its input is (T, input_size), or, with None, token ids (T,), int64. Raises Unsupported.
     """
-    mixed, *others = (_record(network, input_size, batch) for batch in _batches())
+    mixed, *others = (_record(network, input_size, dtype, batch) for batch in _batches())
     for other, missing in zip(others, (PrefillAttention, DecodeAttention), strict=True):
         expected = tuple(operation for operation in mixed.operations if operation.kind is not missing)
         if other.operations != expected:
@@ -92,13 +94,15 @@ def _batches() -> list[Batch]:
 
 
 @torch.inference_mode()
-def _record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None, batch: Batch) -> Recording:
+def _record(
+    network: Callable[[Tensor, Batch], Tensor], input_size: int | None, dtype: torch.dtype, batch: Batch
+) -> Recording:
     num_tokens = batch.positions_T.shape[0]
     if input_size is None:
         x = torch.empty(num_tokens, dtype=torch.int64, device="meta")
     else:
-        x = torch.empty((num_tokens, input_size), dtype=torch.bfloat16, device="meta")
-    recorder = _Recorder(x, batch)
+        x = torch.empty((num_tokens, input_size), dtype=dtype, device="meta")
+    recorder = _Recorder(x, batch, dtype)
     with recording(recorder), TorchOperations():
         try:
             result = network(x, batch)
@@ -112,13 +116,14 @@ def _record(network: Callable[[Tensor, Batch], Tensor], input_size: int | None, 
 class _Recorder:
     """The functions of inflight_kernels, as methods of the same names and arguments."""
 
-    def __init__(self, x: Tensor, batch: Batch) -> None:
+    def __init__(self, x: Tensor, batch: Batch, dtype: torch.dtype) -> None:
         self._batch = batch
+        self._dtype = dtype
         self._x = x
         self._num_tokens = batch.positions_T.shape[0]
         self._num_decodes = batch.decode_rows_N.shape[0]
         self._operations: list[Recorded] = []
-        self._values = RecordedValues(self._num_tokens)
+        self._values = RecordedValues(self._num_tokens, dtype)
         self._padded: Columns | None = None
         """The newest value that is followed by zeros up to a multiple of 32 columns."""
         self._ranks: RankPlace | None = None
@@ -131,6 +136,7 @@ class _Recorder:
     def finish(self, x: Tensor | None, result: Tensor) -> Recording:
         output = self._whole_residual(result) or self._values.read(result, "the result")
         return Recording(
+            dtype=self._dtype,
             operations=tuple(self._operations),
             widths=tuple(self._values.widths),
             input=None if x is None else self._values.read(x, "input").buffer,

@@ -76,6 +76,8 @@ class Recorded:
 class Recording:
     """A network's operations in order, over buffers of a row for each token."""
 
+    dtype: torch.dtype
+    """Of all values, of the weights and of the cache."""
     operations: tuple[Recorded, ...]
     widths: tuple[int, ...]
     """Columns of each buffer, numbered in the order of their first use."""

@@ -77,12 +77,14 @@ class WeightPacker:
 
 
 def pack_weight(library: NativeLibrary, weight_OI: Tensor, memory: WeightMemory, *, gated: bool = False) -> Tensor:
-    """`weight_OI` as panels, taken from `memory`. It is bfloat16, and I is a multiple of 32. `gated`: gate above up,
-    whose panels are joined; O is then a multiple of 32."""
+    """`weight_OI` as panels, taken from `memory`. It has the library's type, and I is a multiple of 32. `gated`: gate
+    above up, whose panels are joined; O is then a multiple of 32."""
     num_outputs, num_inputs = weight_OI.shape
-    if weight_OI.dtype != torch.bfloat16 or num_inputs % STEP or (gated and num_outputs % STEP):
-        raise ValueError(f"cannot pack {weight_OI.dtype} {tuple(weight_OI.shape)}: bfloat16, multiples of {STEP}")
-    packed = memory.take(library.functions.inflight_packed_size(num_outputs, num_inputs), torch.bfloat16)
+    if weight_OI.dtype != library.dtype or num_inputs % STEP or (gated and num_outputs % STEP):
+        raise ValueError(
+            f"cannot pack {weight_OI.dtype} {tuple(weight_OI.shape)}: {library.dtype}, multiples of {STEP}"
+        )
+    packed = memory.take(library.functions.inflight_packed_size(num_outputs, num_inputs), library.dtype)
     if memory.is_filled:
         return packed
     weight_OI = weight_OI.contiguous()

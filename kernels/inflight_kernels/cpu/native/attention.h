@@ -73,10 +73,11 @@ inline void pack_keys_and_values(const Attention& op, const int32_t* blocks, int
     values[i] = i < count ? op.cache.values + offset : nullptr;
   }
   // Mostly the next call wants the next positions, which the processor does not find by itself.
+  const int lines = op.cache.head_dim * sizeof(Element) / 64;
   for (int64_t i = 0; i < num_next; ++i) {
     const int64_t offset = offsets.next();
-    prefetch_lines(reinterpret_cast<const char*>(op.cache.keys + offset), op.cache.head_dim / PANEL);
-    prefetch_lines(reinterpret_cast<const char*>(op.cache.values + offset), op.cache.head_dim / PANEL);
+    prefetch_lines(reinterpret_cast<const char*>(op.cache.keys + offset), lines);
+    prefetch_lines(reinterpret_cast<const char*>(op.cache.values + offset), lines);
   }
   for (int64_t i = 0; i < op.cache.head_dim; i += PANEL) {
     pack_rows(keys, key_panel + panel_elements(i));
@@ -94,15 +95,13 @@ inline void merge(const float* part, float part_maximum, float part_total, int64
   const float now = std::max(maximum, part_maximum);
   const Floats kept = exp2(splat(maximum - now)), added = exp2(splat(part_maximum - now));
   maximum = now;
-  total = _mm512_cvtss_f32(_mm512_fmadd_ps(splat(part_total), added, _mm512_mul_ps(splat(total), kept)));
-  for (int64_t i = 0; i < head_dim; i += 16)
-    _mm512_storeu_ps(sums + i,
-                     _mm512_fmadd_ps(_mm512_loadu_ps(part + i), added, _mm512_mul_ps(_mm512_loadu_ps(sums + i), kept)));
+  total = first_of(fma(splat(part_total), added, splat(total) * kept));
+  for (int64_t i = 0; i < head_dim; i += 16) store(sums + i, fma(load(part + i), added, load(sums + i) * kept));
 }
 
 /// The output of one query.
 inline void finish(const float* sums, float total, int64_t head_dim, Element* out) {
-  for (int64_t i = 0; i < head_dim; i += 16) store(out + i, _mm512_div_ps(_mm512_loadu_ps(sums + i), splat(total)));
+  for (int64_t i = 0; i < head_dim; i += 16) store(out + i, load(sums + i) / splat(total));
 }
 
 /// What queries have gathered of a part, or of all parts so far: weighted values, and the largest score and sum of
@@ -128,8 +127,8 @@ inline void hide(const Queries& queries, int64_t key, float* scores) {
   for (int64_t row = 0; row < queries.count; ++row) {
     const int64_t first = queries.begin + row * queries.advance - key, end = queries.end + row * queries.advance - key;
     for (int64_t i = 0; i < KEYS_AT_ONCE; i += 16) {
-      const __mmask16 seen = first_lanes(end - i) & ~first_lanes(first - i);
-      _mm512_mask_store_ps(scores + row * KEYS_AT_ONCE + i, ~seen, splat(MASKED));
+      float* some = scores + row * KEYS_AT_ONCE + i;
+      store(some, keep_lanes(load(some), first - i, end - i, splat(MASKED)));
     }
   }
 }
@@ -138,28 +137,27 @@ inline void hide(const Queries& queries, int64_t key, float* scores) {
 /// and scales what was gathered so far to the new maxima.
 inline void soften(const float* scores, int64_t count, float scale, int64_t head_dim, float* sums, float* maxima,
                    float* totals, Element* weights) {
-  alignas(64) float largest[16], kept[16], shifts[16];
+  alignas(64) float highest[16], kept[16], shifts[16];
   for (int64_t row = 0; row < 16; ++row) {
     if (row >= count) {
-      largest[row] = MASKED;
+      highest[row] = MASKED;
       continue;
     }
-    Floats x = _mm512_load_ps(scores + row * KEYS_AT_ONCE);
-    for (int i = 16; i < KEYS_AT_ONCE; i += 16) x = _mm512_max_ps(x, _mm512_load_ps(scores + row * KEYS_AT_ONCE + i));
-    largest[row] = _mm512_reduce_max_ps(x);
+    Floats x = load(scores + row * KEYS_AT_ONCE);
+    for (int i = 16; i < KEYS_AT_ONCE; i += 16) x = max(x, load(scores + row * KEYS_AT_ONCE + i));
+    highest[row] = largest(x);
   }
-  const Floats before = _mm512_load_ps(maxima);
-  const Floats now = _mm512_max_ps(before, _mm512_mul_ps(_mm512_load_ps(largest), splat(scale)));
-  const Floats factors = exp2(_mm512_sub_ps(before, now));
-  const __mmask16 nothing_seen = _mm512_cmp_ps_mask(now, splat(NOTHING_SEEN), _CMP_LT_OQ);
-  _mm512_store_ps(maxima, now);
-  _mm512_store_ps(kept, factors);
+  const Floats before = load(maxima);
+  const Floats now = max(before, load(highest) * splat(scale));
+  const Floats factors = exp2(before - now);
+  store(maxima, now);
+  store(kept, factors);
   // Hidden keys get no weight even where a query has seen none yet.
-  _mm512_store_ps(shifts, _mm512_mask_mov_ps(now, nothing_seen, splat(0.0f)));
-  if (_mm512_cmpneq_ps_mask(before, now))
+  store(shifts, replace_below(now, splat(NOTHING_SEEN), splat(0.0f)));
+  if (differ(before, now))
     for (int64_t row = 0; row < count; ++row)
       for (int64_t i = row * head_dim; i < (row + 1) * head_dim; i += 16)
-        _mm512_store_ps(sums + i, _mm512_mul_ps(_mm512_load_ps(sums + i), splat(kept[row])));
+        store(sums + i, load(sums + i) * splat(kept[row]));
 
   Floats added[16];
   for (int64_t row = 0; row < 16; ++row) {
@@ -167,13 +165,14 @@ inline void soften(const float* scores, int64_t count, float scale, int64_t head
     if (row >= count) continue;
     const Floats shift = splat(shifts[row]);
     for (int64_t i = row * KEYS_AT_ONCE; i < (row + 1) * KEYS_AT_ONCE; i += 32) {
-      const Floats low = exp2(_mm512_fmsub_ps(_mm512_load_ps(scores + i), splat(scale), shift));
-      const Floats high = exp2(_mm512_fmsub_ps(_mm512_load_ps(scores + i + 16), splat(scale), shift));
-      added[row] = _mm512_add_ps(added[row], _mm512_add_ps(low, high));
-      store(weights + i, low, high);
+      const Floats low = exp2(fms(load(scores + i), splat(scale), shift));
+      const Floats high = exp2(fms(load(scores + i + 16), splat(scale), shift));
+      added[row] = added[row] + (low + high);
+      store(weights + i, low);
+      store(weights + i + 16, high);
     }
   }
-  _mm512_store_ps(totals, _mm512_fmadd_ps(_mm512_load_ps(totals), factors, sums_of(added)));
+  store(totals, fma(load(totals), factors, sums_of(added)));
 }
 
 /// Queries on their way over the keys.

@@ -64,12 +64,12 @@ inline void multiply(const Instructions& instructions, const Element* x, int64_t
   const int64_t num_steps = num_inputs / PANEL, num_tiles = ceil_div(num_rows, ROWS_AT_ONCE);
   // Few rows wait for memory, which gives most to threads that read on and on: a group for each. With more rows a group
   // is what stays in the second cache while all rows pass over it.
-  const int64_t fitting = std::max<int64_t>(GROUP_BYTES / (num_steps * STEP_BYTES), 1);
+  const int64_t fitting = std::max<int64_t>(GROUP_BYTES / (num_inputs * PANEL * int64_t(sizeof(Element))), 1);
   const int64_t group = num_tiles == 1 ? ceil_div(num_panels, omp_get_num_threads()) : std::min(fitting, num_panels);
   share(ceil_div(num_panels, group) * num_tiles, [&](int64_t item) {
     const int64_t first = item / num_tiles * group, end = std::min(first + group, num_panels);
     const int64_t start = item % num_tiles * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, num_rows - start);
-    float* const room = widens(instruction) ? own_floats(count * num_inputs) : nullptr;
+    float* const room = Left::widens(instruction) ? own_floats(count * num_inputs) : nullptr;
     const Left left(instruction, x + start * stride, stride, count, num_inputs, room);
     // A panel's sums are finished after the next panel's product: read at once, they would have to leave the tiles
     // first.
@@ -84,7 +84,7 @@ inline void multiply(const Instructions& instructions, const Element* x, int64_t
 }
 
 /// out (num_rows, num_outputs) = x @ weight.T + bias, rounded once. Strides are elements between two rows.
-/// `adapt(row, column, lanes, y)` gives what is stored in the place of sixteen of them.
+/// `adapt(row, column, count, y)` gives what is stored in the place of `count` of them, sixteen at most.
 template <class Adapt>
 inline void linear(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
                    const Element* packed, const Element* bias, int64_t num_inputs, int64_t num_outputs, Element* out,
@@ -93,10 +93,10 @@ inline void linear(const Instructions& instructions, const Element* x, int64_t s
            [&](int64_t row, int64_t panel, const float* sums) {
              for (int64_t tile = 0; tile < 2; ++tile) {
                const int64_t column = panel * PANEL + 16 * tile;
-               const __mmask16 lanes = first_lanes(num_outputs - column);
-               Floats y = _mm512_load_ps(sums + 16 * tile);
-               if (bias) y = _mm512_add_ps(y, load(bias + column, lanes));
-               store(out + row * out_stride + column, adapt(row, column, lanes, y), lanes);
+               const int64_t count = num_outputs - column;
+               Floats y = load(sums + 16 * tile);
+               if (bias) y = y + load(bias + column, count);
+               store(out + row * out_stride + column, adapt(row, column, count, y), count);
              }
            });
 }
@@ -113,9 +113,9 @@ struct Deltas {
     stride = step.stride(delta);
   }
   bool has(int64_t row) const { return first && batch.has_adapter(row); }
-  /// y, rounded, plus the delta of sixteen outputs.
-  Floats add(int64_t row, int64_t column, __mmask16 lanes, Floats y) const {
-    return _mm512_add_ps(rounded(y), load(first + row * stride + column, lanes));
+  /// y, rounded, plus the delta of `count` outputs, sixteen at most.
+  Floats add(int64_t row, int64_t column, int64_t count, Floats y) const {
+    return rounded(y) + load(first + row * stride + column, count);
   }
 };
 
@@ -123,29 +123,29 @@ inline void run(const Linear& op, const Run& step) {
   const Deltas deltas(op.delta, step);
   linear(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.bias,
          op.num_inputs, op.num_outputs, step.at(op.out), step.stride(op.out),
-         [&](int64_t row, int64_t column, __mmask16 lanes, Floats y) {
-           return deltas.has(row) ? deltas.add(row, column, lanes, y) : y;
+         [&](int64_t row, int64_t column, int64_t count, Floats y) {
+           return deltas.has(row) ? deltas.add(row, column, count, y) : y;
          });
 }
 
-/// Rounds to bfloat16 where the linear layer, silu and the product would each be an operation of their own.
+/// Rounds where the linear layer, silu and the product would each be an operation of their own.
 inline void run(const GatedLinear& op, const Run& step) {
   const Deltas deltas(op.delta, step);
   Element* const out = step.at(op.out);
   const int64_t out_stride = step.stride(op.out);
   multiply(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.num_inputs,
            op.num_outputs / 16, [&](int64_t row, int64_t panel, const float* sums) {
-             Floats gate = _mm512_load_ps(sums), up = _mm512_load_ps(sums + 16);
+             Floats gate = load(sums), up = load(sums + 16);
              if (op.bias) {
-               gate = _mm512_add_ps(gate, load(op.bias + 16 * panel));
-               up = _mm512_add_ps(up, load(op.bias + op.num_outputs + 16 * panel));
+               gate = gate + load(op.bias + 16 * panel);
+               up = up + load(op.bias + op.num_outputs + 16 * panel);
              }
              if (deltas.has(row)) {
-               const __mmask16 lanes = first_lanes(op.num_deltas - 16 * panel);
-               gate = deltas.add(row, 16 * panel, lanes, gate);
-               up = deltas.add(row, op.num_deltas + 16 * panel, lanes, up);
+               const int64_t count = op.num_deltas - 16 * panel;
+               gate = deltas.add(row, 16 * panel, count, gate);
+               up = deltas.add(row, op.num_deltas + 16 * panel, count, up);
              }
-             store(out + row * out_stride + 16 * panel, _mm512_mul_ps(rounded(silu(rounded(gate))), rounded(up)));
+             store(out + row * out_stride + 16 * panel, rounded(silu(rounded(gate))) * rounded(up));
            });
 }
 

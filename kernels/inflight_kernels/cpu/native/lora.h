@@ -15,32 +15,30 @@ inline void shrink(const Element* a, int64_t stride, int64_t num_rows, const Ele
       sums[r] = splat(0.0f);
     }
     for (int64_t i = 0; i < size; i += 16) {
-      const __mmask16 lanes = first_lanes(size - i);
-      const Floats inputs = load(x + i, lanes);
-      for (int r = 0; r < 8; ++r) sums[r] = _mm512_fmadd_ps(load(rows[r] + i, lanes), inputs, sums[r]);
+      const int64_t count = size - i;
+      const Floats inputs = load(x + i, count);
+      for (int r = 0; r < 8; ++r) sums[r] = fma(load(rows[r] + i, count), inputs, sums[r]);
     }
-    for (int r = 0; r < 8 && first + r < num_rows; ++r) store(out + first + r, splat(_mm512_reduce_add_ps(sums[r])), 1);
+    for (int r = 0; r < 8 && first + r < num_rows; ++r) store(out + first + r, splat(sum(sums[r])), 1);
   }
 }
 
 /// out = scale * (z times the `rank` leading rows of `b`), `width` columns; thirty-two at a time.
-inline void expand(const Element* b, int64_t stride, const Element* z, int64_t rank, float scale, int64_t width, Element* out) {
+inline void expand(const Element* b, int64_t stride, const Element* z, int64_t rank, float scale, int64_t width,
+                   Element* out) {
   float* const factors = own_floats(rank);
-  for (int64_t r = 0; r < rank; r += 16) {
-    const __mmask16 lanes = first_lanes(rank - r);
-    _mm512_mask_storeu_ps(factors + r, lanes, load(z + r, lanes));
-  }
+  for (int64_t r = 0; r < rank; r += 16) store(factors + r, load(z + r, rank - r), rank - r);
   for (int64_t column = 0; column < width; column += 32) {
-    const __mmask16 low_lanes = first_lanes(width - column), high_lanes = first_lanes(width - column - 16);
+    const int64_t low_count = width - column, high_count = low_count - 16;
     Floats low = splat(0.0f), high = splat(0.0f);
     for (int64_t r = 0; r < rank; ++r) {
       const Element* row = b + r * stride + column;
       const Floats factor = splat(factors[r]);
-      low = _mm512_fmadd_ps(load(row, low_lanes), factor, low);
-      high = _mm512_fmadd_ps(load(row + 16, high_lanes), factor, high);
+      low = fma(load(row, low_count), factor, low);
+      high = fma(load(row + 16, high_count), factor, high);
     }
-    store(out + column, _mm512_mul_ps(splat(scale), low), low_lanes);
-    store(out + column + 16, _mm512_mul_ps(splat(scale), high), high_lanes);
+    store(out + column, splat(scale) * low, low_count);
+    store(out + column + 16, splat(scale) * high, high_count);
   }
 }
 

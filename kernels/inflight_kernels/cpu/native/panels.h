@@ -1,7 +1,8 @@
-// Panels: 32 columns of a bfloat16 matrix, laid out so that a product reads memory once and in order.
+// Panels: 32 columns of a matrix, laid out so that a product reads memory once and in order.
 //
-// A panel of I rows is I / 32 steps. A step is two tiles of 16 columns, a tile 16 lines of 64 bytes, and line r of it
-// holds, for each of the 16 columns, the rows 2r and 2r + 1 of that step side by side: what AMX and vdpbf16ps multiply.
+// A panel of I rows is I / 32 steps. A step is two tiles of 16 columns, a tile 16 lines, and line r of it holds, for
+// each of the 16 columns, the rows 2r and 2r + 1 of that step. In bfloat16 the two of a column stand side by side: what
+// AMX and vdpbf16ps multiply. In other formats the 16 of row 2r stand before those of row 2r + 1.
 #pragma once
 
 #include <algorithm>
@@ -10,48 +11,72 @@
 
 namespace inflight {
 
-/// Columns of a panel, rows of a step, and rows of the left matrix that are multiplied at once.
+/// Columns of a panel, and rows of a step.
 constexpr int64_t PANEL = 32;
-constexpr int64_t TILE_BYTES = 1024, STEP_BYTES = 2 * TILE_BYTES;
-/// How far ahead of a product memory is asked for. Of 1, 2, 4 and 8 KiB this one reads weights fastest: 31 GB/s where
-/// nothing but reading gives 33 (one token, 2 cores of a Xeon, 2026-11-21).
-constexpr int64_t AHEAD_BYTES = STEP_BYTES;
+/// Elements of a line, of a tile and of a step.
+constexpr int64_t LINE = 32, TILE = 16 * LINE, STEP = 2 * TILE;
 
 inline int64_t panel_elements(int64_t num_rows) { return num_rows * PANEL; }
 
+/// Row 2r or 2r + 1 of line r, for its 16 columns.
+template <class Format>
+inline Floats load_even(const Format* line) {
+  return load(line);
+}
+template <class Format>
+inline Floats load_odd(const Format* line) {
+  return load(line + 16);
+}
+inline Floats load_even(const Bf16* line) { return even_of_pairs(line); }
+inline Floats load_odd(const Bf16* line) { return odd_of_pairs(line); }
+
+/// What stands for rows that a panel does not have.
+template <class Format>
+inline const Format* zeros() {
+  static const Format row[PANEL] = {};
+  return row;
+}
+
 /// The step of a panel whose column n is row n of `from`, at its elements 0 to 31; zeros for the rows that it has not.
-inline void pack_rows(const Element* const (&from)[PANEL], Element* step) {
-  for (int tile = 0; tile < 2; ++tile) {
-    __m512i lines[16];
-    for (int n = 0; n < 16; ++n) {
-      const Element* row = from[16 * tile + n];
-      lines[n] = row ? _mm512_loadu_si512(row) : _mm512_setzero_si512();
+template <class Format>
+inline void pack_rows(const Format* const (&from)[PANEL], Format* step) {
+  for (int tile = 0; tile < 2; ++tile)
+    for (int half = 0; half < 2; ++half) {
+      Floats lines[16];
+      for (int n = 0; n < 16; ++n) {
+        const Format* row = from[16 * tile + n];
+        lines[n] = load((row ? row : zeros<Format>()) + 16 * half);
+      }
+      transpose(lines);
+      for (int i = 0; i < 16; ++i) store(step + TILE * tile + 16 * (16 * half + i), lines[i]);
     }
-    transpose(lines);
-    for (int r = 0; r < 16; ++r) _mm512_storeu_si512(step + 512 * tile + 32 * r, lines[r]);
+}
+inline void pack_rows(const Bf16* const (&from)[PANEL], Bf16* step) {
+  for (int tile = 0; tile < 2; ++tile) {
+    Floats pairs[16];  // moved, not computed with
+    for (int n = 0; n < 16; ++n) {
+      const Bf16* row = from[16 * tile + n];
+      pairs[n] = load(reinterpret_cast<const float*>(row ? row : zeros<Bf16>()));
+    }
+    transpose(pairs);
+    for (int r = 0; r < 16; ++r) store(reinterpret_cast<float*>(step + TILE * tile + LINE * r), pairs[r]);
   }
 }
 
 /// The step of a panel whose row i is row i of `from`, at its elements 0 to 31; zeros for the rows that it has not.
-inline void pack_columns(const Element* const (&from)[PANEL], Element* step) {
-  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
-                                              6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  for (int r = 0; r < 16; ++r) {
-    for (int tile = 0; tile < 2; ++tile) {
-      __m256i halves[2];
-      for (int odd = 0; odd < 2; ++odd) {
-        const Element* row = from[2 * r + odd];
-        halves[odd] =
-            row ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + 16 * tile)) : _mm256_setzero_si256();
-      }
-      const __m512i line = _mm512_inserti64x4(_mm512_castsi256_si512(halves[0]), halves[1], 1);
-      _mm512_storeu_si512(step + 512 * tile + 32 * r, _mm512_permutexvar_epi16(interleave, line));
-    }
+template <class Format>
+inline void pack_columns(const Format* const (&from)[PANEL], Format* step) {
+  for (int i = 0; i < PANEL; ++i) {
+    const Format* row = from[i] ? from[i] : zeros<Format>();
+    for (int tile = 0; tile < 2; ++tile) std::copy_n(row + 16 * tile, 16, step + TILE * tile + 16 * i);
   }
 }
-
-inline void prefetch_lines(const char* from, int count) {
-  for (int line = 0; line < count; ++line) _mm_prefetch(from + 64 * line, _MM_HINT_T0);
+inline void pack_columns(const Bf16* const (&from)[PANEL], Bf16* step) {
+  for (int r = 0; r < 16; ++r) {
+    const Bf16* even = from[2 * r] ? from[2 * r] : zeros<Bf16>();
+    const Bf16* odd = from[2 * r + 1] ? from[2 * r + 1] : zeros<Bf16>();
+    for (int tile = 0; tile < 2; ++tile) interleave(even + 16 * tile, odd + 16 * tile, step + TILE * tile + LINE * r);
+  }
 }
 
 }  // namespace inflight

@@ -12,10 +12,9 @@ namespace inflight {
 /// of 16; y may be x.
 inline void rms_norm(const Element* x, const Element* weight, int64_t size, float eps, Element* y) {
   Floats squares = splat(0.0f);
-  for (int64_t i = 0; i < size; i += 16) squares = _mm512_fmadd_ps(load(x + i), load(x + i), squares);
-  const Floats factor = splat(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / size + eps));
-  for (int64_t i = 0; i < size; i += 16)
-    store(y + i, _mm512_mul_ps(rounded(_mm512_mul_ps(load(x + i), factor)), load(weight + i)));
+  for (int64_t i = 0; i < size; i += 16) squares = fma(load(x + i), load(x + i), squares);
+  const Floats factor = splat(1.0f / std::sqrt(sum(squares) / size + eps));
+  for (int64_t i = 0; i < size; i += 16) store(y + i, rounded(load(x + i) * factor) * load(weight + i));
 }
 
 inline void run(const Embedding& op, const Run& step) {
@@ -53,7 +52,7 @@ inline void run(const RmsNorm& op, const Run& step) {
     if (adds) {
       const Element* residual = row_of(op.residual);
       Element* sum = row_of(op.sum);
-      for (int64_t i = 0; i < op.size; i += 16) store(sum + i, _mm512_add_ps(load(residual + i), load(x + i)));
+      for (int64_t i = 0; i < op.size; i += 16) store(sum + i, load(residual + i) + load(x + i));
       x = sum;
     }
     rms_norm(x, op.weight, op.size, op.eps, row_of(op.out));
@@ -73,8 +72,8 @@ inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
     Element* sum = row_of(op.sum);
     for (int64_t i = 0; i < op.size; i += 16) {
       Floats total = load(ranks.of(0, x) + i);
-      for (int64_t other = 1; other < ranks.size(); ++other) total = _mm512_add_ps(total, load(ranks.of(other, x) + i));
-      store(sum + i, _mm512_add_ps(load(residual + i), rounded(total)));
+      for (int64_t other = 1; other < ranks.size(); ++other) total = total + load(ranks.of(other, x) + i);
+      store(sum + i, load(residual + i) + rounded(total));
     }
     if (op.weight)
       rms_norm(sum, op.weight, op.size, op.eps, row_of(op.out));
@@ -88,12 +87,11 @@ inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
 inline void rotate(const Element* x, const float* cos_sin, int64_t rotary_dim, int64_t head_dim, Element* y) {
   const int64_t half = rotary_dim / 2;
   for (int64_t i = 0; i < half; i += 16) {
-    const __mmask16 lanes = first_lanes(half - i);
-    const Floats first = load(x + i, lanes), second = load(x + half + i, lanes);
-    const Floats cos = _mm512_maskz_loadu_ps(lanes, cos_sin + i),
-                 sin = _mm512_maskz_loadu_ps(lanes, cos_sin + half + i);
-    store(y + i, _mm512_fnmadd_ps(second, sin, _mm512_mul_ps(first, cos)), lanes);
-    store(y + half + i, _mm512_fmadd_ps(first, sin, _mm512_mul_ps(second, cos)), lanes);
+    const int64_t count = half - i;
+    const Floats first = load(x + i, count), second = load(x + half + i, count);
+    const Floats cos = load(cos_sin + i, count), sin = load(cos_sin + half + i, count);
+    store(y + i, fnma(second, sin, first * cos), count);
+    store(y + half + i, fma(first, sin, second * cos), count);
   }
   if (x != y) std::memcpy(y + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(Element));
 }

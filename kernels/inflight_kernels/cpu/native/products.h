@@ -9,11 +9,7 @@ namespace inflight {
 /// What multiplies; the same numbers as in instructions.py.
 enum class Instruction : int64_t { VDPBF16PS, FMA, AMX, FMA_AS_AMX };
 
-/// Whether the left matrix is multiplied as floats.
-inline bool widens(Instruction instruction) {
-  return instruction == Instruction::FMA || instruction == Instruction::FMA_AS_AMX;
-}
-
+/// Rows of the left matrix that are multiplied at once.
 constexpr int64_t ROWS_AT_ONCE = 32;
 
 /// The instruction for each class of products. Few rows wait for memory, which is read once for all of them; more read
@@ -35,37 +31,71 @@ struct Multiplier {
   explicit Multiplier(const Instructions& instructions) : tiles(instructions.has(Instruction::AMX)) {}
 };
 
+/// Rows of floats.
+struct Floating {
+  const float* first;
+  int64_t stride;
+};
+
+/// Rows as floats: widened into `room`, if they are not floats.
+template <class Format>
+inline Floating as_floats(const Format* x, int64_t stride, int64_t num_rows, int64_t size, float* room) {
+  for (int64_t row = 0; row < num_rows; ++row)
+    for (int64_t i = 0; i < size; i += 16) store(room + row * size + i, load(x + row * stride + i));
+  return {room, size};
+}
+inline Floating as_floats(const float* x, int64_t stride, int64_t, int64_t, float*) { return {x, stride}; }
+
+/// Products of bfloat16 as they are, in libraries for processors that have instructions for them.
+#ifdef __AVX512BF16__
+template <bool ADD>
+inline void multiply_pairs(Instruction instruction, const Bf16* x, int64_t stride, int64_t num_rows, const Bf16* panel,
+                           int64_t num_steps, float* sums, int64_t sums_stride) {
+#ifdef __AMX_BF16__
+  if (instruction == Instruction::AMX)
+    return product_in_tiles<ADD>(x, stride, num_rows, panel, num_steps, sums, sums_stride);
+#endif
+  if (instruction == Instruction::VDPBF16PS)
+    return product_in_vectors<Dotted, ADD>(x, stride, num_rows, panel, num_steps, sums, sums_stride);
+}
+#endif
+template <bool ADD, class Format>
+inline void multiply_pairs(Instruction, const Format*, int64_t, int64_t, const Format*, int64_t, float*, int64_t) {}
+
 /// At most 32 rows that are multiplied with panels by one instruction. For AMX there is room for 32 of them.
 class Left {
  public:
-  /// `size` elements of a row, a multiple of 32; `room` takes num_rows * size floats, if the instruction widens.
+  /// Whether they are multiplied as floats.
+  static bool widens(Instruction instruction) {
+    return instruction == Instruction::FMA || instruction == Instruction::FMA_AS_AMX;
+  }
+
+  /// `size` elements of a row, a multiple of 32; `room` takes num_rows * size floats, if they are widened.
   Left(Instruction instruction, const Element* x, int64_t stride, int64_t num_rows, int64_t size, float* room)
-      : instruction_(instruction), x_(x), stride_(stride), num_rows_(num_rows), size_(size), widened_(room) {
-    if (!widens(instruction)) return;
-    for (int64_t row = 0; row < num_rows; ++row)
-      for (int64_t i = 0; i < size; i += 16) _mm512_storeu_ps(room + row * size + i, load(x + row * stride + i));
+      : instruction_(instruction), x_(x), stride_(stride), num_rows_(num_rows), floats_{nullptr, 0} {
+    if (widens(instruction)) floats_ = as_floats(x, stride, num_rows, size, room);
   }
 
   /// sums (num_rows, 32) = x @ panel, or sums += x @ panel, over the first `num_steps` steps; sums have room for 32.
   template <bool ADD>
   void multiply(const Element* panel, int64_t num_steps, float* sums, int64_t sums_stride) const {
     switch (instruction_) {
-      case Instruction::VDPBF16PS:
-        return product_in_vectors<ADD>(x_, stride_, num_rows_, panel, num_steps, sums, sums_stride);
       case Instruction::FMA:
-        return product_in_vectors<ADD>(widened_, size_, num_rows_, panel, num_steps, sums, sums_stride);
-      case Instruction::AMX:
-        return product_in_tiles<ADD>(x_, stride_, num_rows_, panel, num_steps, sums, sums_stride);
+        return product_in_vectors<Fused<Element>, ADD>(floats_.first, floats_.stride, num_rows_, panel, num_steps, sums,
+                                                       sums_stride);
       case Instruction::FMA_AS_AMX:
-        return product_as_in_tiles<ADD>(widened_, size_, num_rows_, panel, num_steps, sums, sums_stride);
+        return product_as_in_tiles<ADD>(floats_.first, floats_.stride, num_rows_, panel, num_steps, sums, sums_stride);
+      case Instruction::VDPBF16PS:
+      case Instruction::AMX:
+        return multiply_pairs<ADD>(instruction_, x_, stride_, num_rows_, panel, num_steps, sums, sums_stride);
     }
   }
 
  private:
   Instruction instruction_;
   const Element* x_;
-  int64_t stride_, num_rows_, size_;
-  const float* widened_;
+  int64_t stride_, num_rows_;
+  Floating floats_;
 };
 
 }  // namespace inflight

@@ -1,4 +1,4 @@
-// Runs a program of operations on a CPU: bfloat16 weights, activations and cache, sums in float32. Called from
+// Runs a program of operations on a CPU: weights, activations and cache of one format, sums in float32. Called from
 // program.py.
 //
 // One parallel region for the whole program: every thread walks through all operations, and in each takes work items
@@ -160,7 +160,7 @@ void inflight_linear(const Instructions* instructions, const Element* x, int64_t
   {
     const Multiplier multiplier(*instructions);
     linear(*instructions, x, num_inputs, num_rows, packed, nullptr, num_inputs, num_outputs, out, num_outputs,
-           [](int64_t, int64_t, __mmask16, Floats y) { return y; });
+           [](int64_t, int64_t, int64_t, Floats y) { return y; });
   }
 }
 

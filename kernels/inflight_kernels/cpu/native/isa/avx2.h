@@ -1,0 +1,246 @@
+// AVX2 with FMA and F16C: sixteen floats are two registers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "../formats.h"
+#include "x86.h"
+
+namespace inflight {
+
+struct Floats {
+  __m256 low, high;
+};
+
+/// Of 16 registers products of up to three rows keep 12 sums; see product_of.
+constexpr int64_t MAX_ROWS_IN_VECTORS = 3, MAX_OF_FEW_ROWS = 3;
+constexpr int64_t tiles_at_once(int64_t num_rows) { return num_rows == 1 ? 2 : 1; }
+
+inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
+inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
+inline Floats operator*(Floats a, Floats b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)}; }
+inline Floats operator/(Floats a, Floats b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
+
+inline Floats splat(float value) { return {_mm256_set1_ps(value), _mm256_set1_ps(value)}; }
+inline float first_of(Floats x) { return _mm256_cvtss_f32(x.low); }
+
+/// It stays in registers, and is not read from memory again where it is used.
+inline void hold(Floats& x) { asm("" : "+x"(x.low), "+x"(x.high)); }
+
+/// a * b + c, a * b - c and c - a * b, rounded once.
+inline Floats fma(Floats a, Floats b, Floats c) {
+  return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+inline Floats fms(Floats a, Floats b, Floats c) {
+  return {_mm256_fmsub_ps(a.low, b.low, c.low), _mm256_fmsub_ps(a.high, b.high, c.high)};
+}
+inline Floats fnma(Floats a, Floats b, Floats c) {
+  return {_mm256_fnmadd_ps(a.low, b.low, c.low), _mm256_fnmadd_ps(a.high, b.high, c.high)};
+}
+
+/// `b` where one of them is no number.
+inline Floats min(Floats a, Floats b) { return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)}; }
+inline Floats max(Floats a, Floats b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+
+inline Floats load(const float* from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+inline void store(float* to, Floats x) {
+  _mm256_storeu_ps(to, x.low);
+  _mm256_storeu_ps(to + 8, x.high);
+}
+
+inline __m256 widen_bf16(__m128i bits) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+/// 16 bits of each of 32-bit elements.
+inline __m128i halves_of(__m256i words) {
+  const __m256i packed = _mm256_packus_epi32(words, words);
+  return _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08));
+}
+
+/// To nearest, ties to even, as torch rounds, but for numbers below 2 ** -126, which become 0.
+inline __m128i narrow_bf16(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x), high = _mm256_srli_epi32(bits, 16);
+  const __m256i half = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(high, _mm256_set1_epi32(1)));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+  const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
+  const __m256i is_nan = _mm256_cmpgt_epi32(magnitude, _mm256_set1_epi32(0x7f800000));
+  const __m256i is_denormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(0x00800000), magnitude);
+  const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+  const __m256i zero = _mm256_and_si256(high, _mm256_set1_epi32(0x8000));
+  return halves_of(_mm256_blendv_epi8(_mm256_blendv_epi8(rounded, quiet, is_nan), zero, is_denormal));
+}
+
+inline __m128i load_8(const void* from) { return _mm_loadu_si128(static_cast<const __m128i*>(from)); }
+inline void store_8(void* to, __m128i x) { _mm_storeu_si128(static_cast<__m128i*>(to), x); }
+
+inline Floats load(const Bf16* from) { return {widen_bf16(load_8(from)), widen_bf16(load_8(from + 8))}; }
+inline void store(Bf16* to, Floats x) {
+  store_8(to, narrow_bf16(x.low));
+  store_8(to + 8, narrow_bf16(x.high));
+}
+
+inline __m128i narrow_f16(__m256 x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+inline Floats load(const F16* from) { return {_mm256_cvtph_ps(load_8(from)), _mm256_cvtph_ps(load_8(from + 8))}; }
+inline void store(F16* to, Floats x) {
+  store_8(to, narrow_f16(x.low));
+  store_8(to + 8, narrow_f16(x.high));
+}
+
+/// The first `count`, zeros after them.
+template <class Format>
+inline Floats load(const Format* from, int64_t count) {
+  if (count >= 16) return load(from);
+  Format some[16] = {};
+  if (count > 0) std::memcpy(some, from, count * sizeof(Format));
+  return load(some);
+}
+template <class Format>
+inline void store(Format* to, Floats x, int64_t count) {
+  if (count >= 16) return store(to, x);
+  Format some[16];
+  store(some, x);
+  if (count > 0) std::memcpy(to, some, count * sizeof(Format));
+}
+
+/// What the format keeps of them.
+inline Floats rounded_to(const Bf16*, Floats x) {
+  return {widen_bf16(narrow_bf16(x.low)), widen_bf16(narrow_bf16(x.high))};
+}
+inline Floats rounded_to(const F16*, Floats x) {
+  return {_mm256_cvtph_ps(narrow_f16(x.low)), _mm256_cvtph_ps(narrow_f16(x.high))};
+}
+
+/// The even, or the odd, element of sixteen pairs.
+inline Floats even_of_pairs(const Bf16* pairs) {
+  const auto of_eight = [](__m256 x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 16)); };
+  const Floats x = load(reinterpret_cast<const float*>(pairs));
+  return {of_eight(x.low), of_eight(x.high)};
+}
+inline Floats odd_of_pairs(const Bf16* pairs) {
+  const __m256 odd = _mm256_castsi256_ps(_mm256_set1_epi32(0xffff0000));
+  const Floats x = load(reinterpret_cast<const float*>(pairs));
+  return {_mm256_and_ps(x.low, odd), _mm256_and_ps(x.high, odd)};
+}
+
+/// Sixteen pairs of one element of each.
+inline void interleave(const Bf16* even, const Bf16* odd, Bf16* pairs) {
+  for (int i = 0; i < 16; i += 8) {
+    const __m128i a = load_8(even + i), b = load_8(odd + i);
+    store_8(pairs + 2 * i, _mm_unpacklo_epi16(a, b));
+    store_8(pairs + 2 * i + 8, _mm_unpackhi_epi16(a, b));
+  }
+}
+
+inline Floats nearest(Floats x) {
+  constexpr int MODE = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  return {_mm256_round_ps(x.low, MODE), _mm256_round_ps(x.high, MODE)};
+}
+
+/// x * 2 ** whole, for x in [0.5, 2) and whole numbers up to 127; 0 where that is denormal.
+inline Floats times_power_of_2(Floats x, Floats whole) {
+  const auto scale = [](__m256 value, __m256 exponent) {
+    const __m256 least = _mm256_set1_ps(-126.0f);
+    const __m256i power = _mm256_cvtps_epi32(_mm256_max_ps(exponent, least));
+    const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(power, _mm256_set1_epi32(127)), 23);
+    const __m256 scaled = _mm256_mul_ps(value, _mm256_castsi256_ps(bits));
+    return _mm256_andnot_ps(_mm256_cmp_ps(exponent, least, _CMP_LT_OQ), scaled);
+  };
+  return {scale(x.low, whole.low), scale(x.high, whole.high)};
+}
+
+/// x in the lanes from `first` to below `end`, `other` in all others.
+inline Floats keep_lanes(Floats x, int64_t first, int64_t end, Floats other) {
+  const auto place = [](int64_t lane) { return _mm256_set1_epi32(std::clamp<int64_t>(lane, -1, 16)); };
+  const auto keep = [&](__m256 kept, __m256 instead, __m256i lanes) {
+    const __m256i seen =
+        _mm256_andnot_si256(_mm256_cmpgt_epi32(place(first), lanes), _mm256_cmpgt_epi32(place(end), lanes));
+    return _mm256_blendv_ps(instead, kept, _mm256_castsi256_ps(seen));
+  };
+  return {keep(x.low, other.low, _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0)),
+          keep(x.high, other.high, _mm256_set_epi32(15, 14, 13, 12, 11, 10, 9, 8))};
+}
+
+/// `then` where x is below `limit`, else x.
+inline Floats replace_below(Floats x, Floats limit, Floats then) {
+  return {_mm256_blendv_ps(x.low, then.low, _mm256_cmp_ps(x.low, limit.low, _CMP_LT_OQ)),
+          _mm256_blendv_ps(x.high, then.high, _mm256_cmp_ps(x.high, limit.high, _CMP_LT_OQ))};
+}
+
+/// Whether any lanes differ.
+inline bool differ(Floats a, Floats b) {
+  return _mm256_movemask_ps(
+      _mm256_or_ps(_mm256_cmp_ps(a.low, b.low, _CMP_NEQ_UQ), _mm256_cmp_ps(a.high, b.high, _CMP_NEQ_UQ)));
+}
+
+/// One of a vector's lanes: eight are folded to four, two and one.
+template <class Fold>
+inline float folded(__m256 x, Fold fold) {
+  const __m128 four = fold(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+  const __m128 two = fold(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(fold(two, _mm_movehdup_ps(two)));
+}
+
+/// Lanes n and n + 8 are added up, then n and n + 4, n + 2, n + 1.
+inline float sum(Floats x) {
+  return folded(_mm256_add_ps(x.low, x.high), [](__m128 a, __m128 b) { return _mm_add_ps(a, b); });
+}
+inline float largest(Floats x) {
+  return folded(_mm256_max_ps(x.low, x.high), [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
+}
+
+/// Lane n is the sum of x[n], in the order of sums of four lanes that AVX-512 has.
+inline Floats sums_of(Floats (&x)[16]) {
+  // Of eight vectors: in each quarter of sixteen lanes, sums of four lanes; then of quarters 0 and 1, 2 and 3, and
+  // both.
+  const auto of_eight = [](const Floats* y) {
+    const auto of_quarters = [y](__m256 Floats::* half) {
+      __m256 fours[2];
+      for (int i = 0; i < 8; i += 4) {
+        const __m256 a = y[i].*half, b = y[i + 1].*half, c = y[i + 2].*half, d = y[i + 3].*half;
+        const __m256 ac = _mm256_add_ps(_mm256_unpacklo_ps(a, c), _mm256_unpackhi_ps(a, c));
+        const __m256 bd = _mm256_add_ps(_mm256_unpacklo_ps(b, d), _mm256_unpackhi_ps(b, d));
+        fours[i / 4] = _mm256_add_ps(_mm256_unpacklo_ps(ac, bd), _mm256_unpackhi_ps(ac, bd));
+      }
+      return _mm256_add_ps(_mm256_permute2f128_ps(fours[0], fours[1], 0x20),
+                           _mm256_permute2f128_ps(fours[0], fours[1], 0x31));
+    };
+    return _mm256_add_ps(of_quarters(&Floats::low), of_quarters(&Floats::high));
+  };
+  return {of_eight(x), of_eight(x + 8)};
+}
+
+/// An 8 by 8 matrix of 32-bit elements, its rows made columns.
+inline void transpose(__m256 (&rows)[8]) {
+  __m256 pairs[8], fours[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0x44);
+      fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xee);
+    }
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+    rows[i + 4] = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+  }
+}
+
+/// A 16 by 16 matrix of 32-bit elements, its rows made columns.
+inline void transpose(Floats (&rows)[16]) {
+  __m256 quarters[2][2][8];
+  for (int i = 0; i < 16; ++i) {
+    quarters[i / 8][0][i % 8] = rows[i].low;
+    quarters[i / 8][1][i % 8] = rows[i].high;
+  }
+  for (auto& half : quarters)
+    for (auto& quarter : half) transpose(quarter);
+  for (int i = 0; i < 16; ++i) rows[i] = {quarters[0][i / 8][i % 8], quarters[1][i / 8][i % 8]};
+}
+
+}  // namespace inflight
