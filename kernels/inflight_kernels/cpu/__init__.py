@@ -6,8 +6,8 @@ them. Here a network's operations are recorded once (recorder.py) and become a p
 weights laid out once (program.py, native/). It needs g++ and AVX-512 with bfloat16. AMX, vdpbf16ps or float32 FMA
 multiplies, whichever is fast here.
 
-An operation is added in four places: its structure in native/operations.h and operations.py, its function in a header
-and a case in native/program.cpp, and the method of the recorder that notes it.
+An operation is added in four places: its fields in operations.py, of which operation_header.py makes the structure that
+C++ has, its function in a header and a case in native/program.cpp, and the method of the recorder that notes it.
 
 Also what ranks on CPUs of one machine do together, through shared memory; that needs g++ alone. Programs of several
 ranks sum there too.

@@ -23,6 +23,7 @@ import torch
 
 from inflight_kernels.cache_folder import cache_folder
 from inflight_kernels.cpu.instructions import VARIABLE, Instruction, Instructions, choose, forced_instruction
+from inflight_kernels.cpu.operations import layout
 
 _SOURCES = Path(__file__).parent / "native"
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
@@ -32,6 +33,7 @@ _Functions = dict[str, tuple[Any, list[Any]]]
 """Name: what it gives, what it takes."""
 _PROGRAM: _Functions = {
     "inflight_request_tiles": (c_bool, []),
+    "inflight_layout": (c_int64, [c_int64]),
     "inflight_area_bytes": (c_int64, []),
     "inflight_workspace_bytes": (c_int64, [c_void_p, c_void_p]),
     "inflight_run": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
@@ -86,6 +88,7 @@ def load_library(instruction: Instruction | None = None) -> NativeLibrary:
     try:
         forced = instruction or forced_instruction()
         functions, path = _load("program", _PROGRAM)
+        _compare_layouts(functions)
         # Tiles are a state that the system may refuse to keep for a process.
         has_tiles = functions.inflight_request_tiles()
         if forced is Instruction.AMX and not has_tiles:
@@ -127,6 +130,13 @@ def _load(name: str, functions: _Functions) -> tuple[CDLL, Path]:
         function = getattr(library, each)
         function.restype, function.argtypes = result, arguments
     return library, path
+
+
+def _compare_layouts(functions: CDLL) -> None:
+    """Raises LibraryUnavailable if the library's structures are not those of operations.py."""
+    for index, (what, number) in enumerate({**layout(), "their end": -1}.items()):
+        if functions.inflight_layout(index) != number:
+            raise LibraryUnavailable(f"the C++ layers have other structures than Python, from {what} on")
 
 
 def _compile(name: str, compiler: Sequence[str], path: Path) -> None:
