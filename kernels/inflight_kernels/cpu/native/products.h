@@ -15,8 +15,8 @@ inline bool widens(Instruction instruction) {
 constexpr int64_t ROWS_AT_ONCE = 32;
 
 inline Instruction instruction_for(const Instructions& instructions, int64_t num_rows) {
-  if (num_rows == 1) return instructions.one_row;
-  return num_rows <= ROWS_AT_ONCE ? instructions.few_rows : instructions.many_rows;
+  const auto& [one_row, few_rows, many_rows] = instructions;
+  return num_rows == 1 ? one_row : num_rows <= ROWS_AT_ONCE ? few_rows : many_rows;
 }
 
 inline bool uses(const Instructions& instructions, Instruction one) {
