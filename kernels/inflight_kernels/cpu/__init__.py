@@ -6,8 +6,8 @@ them. Here a network's operations are recorded once (recorder.py) and become a p
 weights laid out once (program.py, native/), in float32, float16 or bfloat16. It needs g++ and AVX2; variants.py has the
 sets of instructions that it is compiled for, and instructions.py what multiplies bfloat16.
 
-An operation is added in four places: its structure in native/operations.h and operations.py, its function in a header
-and a case in native/program.cpp, and the method of the recorder that notes it.
+An operation is added in four places: its fields in operations.py, of which operation_header.py makes the structure that
+C++ has, its function in a header and a case in native/program.cpp, and the method of the recorder that notes it.
 
 Also what ranks on CPUs of one machine do together, through shared memory; that needs g++ alone. Programs of several
 ranks sum there too.

@@ -15,13 +15,13 @@ import json
 import logging
 import os
 import time
-from ctypes import c_int64
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from inflight_kernels.cpu.fields import Fields
 from inflight_kernels.cpu.huge_pages import HugePageArena
 from inflight_kernels.cpu.variants import AMX, AVX512_BF16
 
@@ -32,6 +32,8 @@ VARIABLE = "INFLIGHT_CPU_INSTRUCTION"
 
 
 class Instruction(str, enum.Enum):
+    """What multiplies."""
+
     VDPBF16PS = "vdpbf16ps"
     FMA = "fma"
     AMX = "amx"
@@ -74,9 +76,10 @@ class Instructions:
 
 
 class NativeInstructions(ctypes.Structure):
-    """As in native/products.h, which numbers instructions in the same order."""
+    """The instruction for each class of products. Few rows wait for memory, which is read once for all of them; more
+    read weights from the second cache."""
 
-    _fields_ = tuple((field.name, c_int64) for field in fields(Instructions))
+    _fields_ = Fields(("Instruction", "one_row few_rows many_rows"))
 
 
 def forced_instruction() -> Instruction | None:

@@ -32,6 +32,7 @@ from inflight_kernels.cpu.instructions import (
     choose,
     forced_instruction,
 )
+from inflight_kernels.cpu.operations import layout
 from inflight_kernels.cpu.variants import (
     AVX2,
     AVX512_BF16,
@@ -57,6 +58,7 @@ _Functions = dict[str, tuple[Any, list[Any]]]
 """Name: what it gives, what it takes."""
 _PROGRAM: _Functions = {
     "inflight_request_tiles": (c_bool, []),
+    "inflight_layout": (c_int64, [c_int64]),
     "inflight_area_bytes": (c_int64, []),
     "inflight_workspace_bytes": (c_int64, [c_void_p, c_void_p]),
     "inflight_run": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
@@ -153,6 +155,7 @@ def _load_best(
             # An older compiler does not know the newest instructions.
             unavailable = error
             continue
+        _compare_layouts(functions)
         has_tiles = variant.name == "amx" and functions.inflight_request_tiles()
         if variant.name == "amx" and not has_tiles:
             unavailable = LibraryUnavailable(f"there is no AMX here for this process; unset {VARIABLE}")
@@ -194,6 +197,13 @@ def _load(name: str, functions: _Functions, options: Sequence[str]) -> tuple[CDL
         function = getattr(library, each)
         function.restype, function.argtypes = result, arguments
     return library, path
+
+
+def _compare_layouts(functions: CDLL) -> None:
+    """Raises LibraryUnavailable if the library's structures are not those of operations.py."""
+    for index, (what, number) in enumerate({**layout(), "their end": -1}.items()):
+        if functions.inflight_layout(index) != number:
+            raise LibraryUnavailable(f"the C++ layers have other structures than Python, from {what} on")
 
 
 def _is_whole(path: Path) -> bool:

@@ -1,144 +1,156 @@
-"""The operations that a program for CPUs consists of, and the batch that they compute.
+"""The operations that a program for CPUs consists of, and the batch that they compute: each field's one declaration.
 
-The structures are those of native/operations.h, which documents them, field by field.
+These are the structures of C++ too: `python -m inflight_kernels.cpu.operation_header` writes native/operation_fields.h
+after them, docstrings and comments included.
+
+A program has buffers of one row for each token of a step. A value is a range of a buffer's columns. All numbers are of
+the program's element type (native/formats.h), unless a field says otherwise.
 """
 
 from __future__ import annotations
 
 import ctypes
 import enum
-from ctypes import c_float, c_int64, c_void_p
 
+from inflight_kernels.cpu.fields import Fields, layout_of
 from inflight_kernels.cpu.instructions import NativeInstructions
+
+MAX_SLICES = 3
+"""Layers with one input that an adapter changes together."""
 
 
 class Value(ctypes.Structure):
-    _fields_ = (("buffer", c_int64), ("column", c_int64))
+    """Columns of a buffer, from `column` on; how many there are is known from the operation."""
+
+    _fields_ = Fields(("int64_t", "buffer column"))
 
 
 class Cache(ctypes.Structure):
-    _fields_ = (
-        ("keys", c_void_p),
-        ("values", c_void_p),
-        ("block_size", c_int64),
-        ("num_kv_heads", c_int64),
-        ("head_dim", c_int64),
-    )
+    """One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim)."""
+
+    _fields_ = Fields(("Element*", "keys values"), ("int64_t", "block_size num_kv_heads head_dim"))
 
 
 class Operation(ctypes.Structure):
-    """Base of all operations. The first field, `kind`, is the operation's place in KINDS."""
+    """Base of all operations; `kind` is the operation's place in KINDS. One without fields of its own has those of its
+    base, and C++ has one structure for both."""
+
+    _fields_ = Fields(("Kind", "kind"))
 
 
 class Embedding(Operation):
-    _fields_ = (
-        ("kind", c_int64),
-        ("out", Value),
-        ("table", c_void_p),
-        *((name, c_int64) for name in ("first", "num_rows", "size")),
+    """out = table[token id], or a row that the batch gives. Of several ranks each holds a part of the table, and gives
+    zeros for the tokens of other parts; the part that begins with token 0 has the rows that the batch gives."""
+
+    _fields_ = Fields(
+        (Value, "out"),
+        ("const Element*", "table", "(num_rows, size), not packed; its first row is that of token `first`."),
+        ("int64_t", "first num_rows size"),
     )
 
 
 class Sum(Operation):
-    _fields_ = (("kind", c_int64), ("x", Value), ("size", c_int64))
+    """x becomes the sum of every rank's, which is rounded once."""
+
+    _fields_ = Fields((Value, "x", "All `size` columns of its buffer."), ("int64_t", "size"))
 
 
 class Gather(Operation):
-    _fields_ = (("kind", c_int64), ("x", Value), ("out", Value), ("size", c_int64))
+    """out = every rank's x side by side, in rank order."""
+
+    _fields_ = Fields(
+        (Value, "x out", "All `size` columns of its buffer, and all of as many for each rank."),
+        ("int64_t", "size"),
+    )
 
 
 class Lora(Operation):
-    _fields_ = (
-        ("kind", c_int64),
-        ("x", Value),
-        ("narrow", Value),
-        ("delta", Value),
-        ("a", c_void_p),
-        ("b", c_void_p),
-        ("scales", c_void_p),
-        ("ranks", c_void_p),
-        ("num_inputs", c_int64),
-        ("max_rank", c_int64),
-        ("num_slices", c_int64),
-        ("width_0", c_int64),
-        ("width_1", c_int64),
-        ("width_2", c_int64),
+    """delta = scale * B (A x) of each token's low-rank adapter: what the next linear layer adds to its product. Tokens
+    without an adapter are left out, and a batch without any is not looked at."""
+
+    _fields_ = Fields(
+        (Value, "x narrow delta", "`narrow`, of num_slices * max_rank columns, takes A x."),
+        (
+            "const Element*",
+            "a b",
+            "(slots, num_slices * max_rank, num_inputs) and (slots, max_rank, sum of the widths), not packed.",
+        ),
+        ("const float*", "scales", "(slots): a factor."),
+        ("const int32_t*", "ranks", "(slots): the leading ranks that are not zeros."),
+        ("int64_t", "num_inputs max_rank num_slices"),
+        (f"int64_t[{MAX_SLICES}]", "widths", "Outputs of each of the layers with the same input, then zeros."),
     )
-
-
-_LINEAR = (
-    ("kind", c_int64),
-    ("x", Value),
-    ("out", Value),
-    ("delta", Value),
-    ("weight", c_void_p),
-    ("bias", c_void_p),
-    ("num_inputs", c_int64),
-    ("num_outputs", c_int64),
-)
 
 
 class Linear(Operation):
-    _fields_ = _LINEAR
+    """out = x @ weight.T + bias, plus delta where a token has an adapter."""
 
-
-class GatedLinear(Operation):
-    _fields_ = (*_LINEAR, ("num_deltas", c_int64))
-
-
-_NORM = (
-    ("kind", c_int64),
-    ("x", Value),
-    ("residual", Value),
-    ("out", Value),
-    ("sum", Value),
-    ("weight", c_void_p),
-    ("size", c_int64),
-    ("eps", c_float),
-)
-
-
-class RmsNorm(Operation):
-    _fields_ = _NORM
-
-
-class NormOfSum(Operation):
-    _fields_ = _NORM
-
-
-class RopeAndKvWrite(Operation):
-    _fields_ = (
-        ("kind", c_int64),
-        ("queries", Value),
-        ("keys", Value),
-        ("values", Value),
-        ("cache", Cache),
-        ("num_heads", c_int64),
-        ("cos_sin", c_void_p),
-        ("rotary_dim", c_int64),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
-        ("norm_eps", c_float),
+    _fields_ = Fields(
+        (Value, "x out"),
+        (Value, "delta", "Columns that `Lora` has written; buffer -1: none."),
+        ("const Element*", "weight", "(num_outputs, num_inputs), packed; num_inputs is a multiple of 32."),
+        ("const Element*", "bias", "(num_outputs), or null."),
+        ("int64_t", "num_inputs num_outputs"),
     )
 
 
-_ATTENTION = (
-    ("kind", c_int64),
-    ("queries", Value),
-    ("out", Value),
-    ("cache", Cache),
-    ("num_heads", c_int64),
-    ("sliding_window", c_int64),
-    ("scale", c_float),
-)
+class GatedLinear(Linear):
+    """out = silu(gate) * up of a linear layer whose outputs are gate and up, `num_outputs` of each, a multiple of 16.
+    Panels of the weight have 16 rows of gate and 16 rows of up. The bias has all of gate before all of up, and so has
+    delta, `num_deltas` of each."""
+
+    _fields_ = Fields(("int64_t", "num_deltas"))
 
 
-class DecodeAttention(Operation):
-    _fields_ = _ATTENTION
+class RmsNorm(Operation):
+    """sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight."""
+
+    _fields_ = Fields(
+        (Value, "x residual out sum"),
+        ("const Element*", "weight", "(size), or null for a sum without its norm."),
+        ("int64_t", "size", "A multiple of 16."),
+        ("float", "eps"),
+    )
 
 
-class PrefillAttention(Operation):
-    _fields_ = _ATTENTION
+class NormOfSum(RmsNorm):
+    """Has a residual, and begins with the sum of every rank's x, which each has in its own area, rounded once. Of many
+    rows each rank computes some (`Run::splits_rows`): it writes these rows of `out`, which lies in the common area, and
+    of `sum`, which only the next one reads, as its residual."""
+
+
+class RopeAndKvWrite(Operation):
+    """Rotates the queries in place and the keys into the cache; copies the values there."""
+
+    _fields_ = Fields(
+        (Value, "queries keys values"),
+        (Cache, "cache"),
+        ("int64_t", "num_heads"),
+        ("const float*", "cos_sin", "(positions, rotary_dim): cosines, then sines."),
+        ("int64_t", "rotary_dim", "Leading elements of a head that are rotated."),
+        ("const Element*", "query_norm key_norm", "(head_dim), or null for both."),
+        ("float", "norm_eps"),
+    )
+
+
+class Attention(Operation):
+    """Attention of some rows over the cache."""
+
+    _fields_ = Fields(
+        (Value, "queries out"),
+        (Cache, "cache"),
+        ("int64_t", "num_heads"),
+        ("int64_t", "sliding_window", "Last keys that a token sees, itself included; 0 = all."),
+        ("float", "scale"),
+    )
+
+
+class DecodeAttention(Attention):
+    """Of the decoding rows."""
+
+
+class PrefillAttention(Attention):
+    """Of the prefilling rows."""
 
 
 KINDS: tuple[type[Operation], ...] = (
@@ -156,8 +168,44 @@ KINDS: tuple[type[Operation], ...] = (
 )
 
 
+class NativeBatch(ctypes.Structure):
+    """Tokens of a step: one of each decoding row, then the chunks of the prefilling rows."""
+
+    _fields_ = Fields(
+        ("int64_t", "num_tokens num_decodes num_prefills"),
+        (
+            "const int64_t*",
+            "token_ids positions slots",
+            "(num_tokens) each: token id; position in the sequence; cache slot, negative = not stored.",
+        ),
+        ("const int32_t*", "block_table", "(any number of rows, table_width): ids of each row's blocks."),
+        ("int64_t", "table_width"),
+        ("const int64_t*", "decode_rows", "(num_decodes): row of the block table."),
+        ("const int32_t*", "decode_lens", "(num_decodes): tokens in the cache."),
+        ("const int64_t*", "prefill_rows", "(num_prefills): row of the block table."),
+        ("const int32_t*", "prefill_lens", "(num_prefills): tokens in the cache."),
+        (
+            "const int32_t*",
+            "prefill_starts",
+            "(num_prefills + 1): where tokens start, counted from the first prefilling token.",
+        ),
+        (
+            "const int64_t*",
+            "given",
+            "(num_tokens): row of `given_rows` that is a token's embedding, negative = the table's; null = all are the "
+            "table's.",
+        ),
+        ("const Element*", "given_rows"),
+        (
+            "const int32_t*",
+            "adapters",
+            "(num_tokens): slot of each token's adapter, negative = none; null where no token has one.",
+        ),
+    )
+
+
 class Place(enum.IntEnum):
-    """Where a buffer of a program lies."""
+    """Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one."""
 
     PRIVATE = 0
     OWN_AREA = 1
@@ -165,31 +213,48 @@ class Place(enum.IntEnum):
 
 
 class Ranks(ctypes.Structure):
-    _fields_ = (("segment", c_void_p), ("rank", c_int64), ("size", c_int64))
+    """The memory that ranks share (rank_segment.h), and which of them this is; null without other ranks."""
 
-
-class NativeBatch(ctypes.Structure):
-    _fields_ = (
-        *((name, c_int64) for name in ("num_tokens", "num_decodes", "num_prefills")),
-        *((name, c_void_p) for name in ("token_ids", "positions", "slots", "block_table")),
-        ("table_width", c_int64),
-        *((name, c_void_p) for name in ("decode_rows", "decode_lens")),
-        *((name, c_void_p) for name in ("prefill_rows", "prefill_lens", "prefill_starts")),
-        *((name, c_void_p) for name in ("given", "given_rows")),
-        ("adapters", c_void_p),
-    )
+    _fields_ = Fields(("char*", "segment"), ("int64_t", "rank size"))
 
 
 class NativeProgram(ctypes.Structure):
-    _fields_ = (
-        ("num_operations", c_int64),
-        ("num_buffers", c_int64),
-        ("operations", c_void_p),
-        ("widths", c_void_p),
-        ("places", c_void_p),
-        ("input", c_int64),
-        ("output", c_int64),
-        ("instructions", NativeInstructions),
-        ("packed_at_once", c_int64),
-        ("ranks", Ranks),
+    """Operations in order, over buffers."""
+
+    _fields_ = Fields(
+        ("int64_t", "num_operations num_buffers"),
+        ("const Kind* const*", "operations", "(num_operations): each points to the first field of an operation."),
+        ("const int64_t*", "widths", "(num_buffers): columns of each."),
+        ("const Place*", "places", "(num_buffers): where each is."),
+        ("int64_t", "input", "The buffer that holds the program's input at first, -1 if that is the token ids."),
+        ("int64_t", "output", "The buffer of its result."),
+        (NativeInstructions, "instructions"),
+        (
+            "int64_t",
+            "packed_at_once",
+            "Elements of keys and values that prompts may have packed at the same time; a single chunk may have more.",
+        ),
+        (Ranks, "ranks"),
     )
+
+
+def structure_of(kind: type[Operation]) -> type[Operation]:
+    """The one that declares its last fields."""
+    return next(each for each in kind.__mro__ if "_fields_" in vars(each))
+
+
+STRUCTURES: tuple[type[ctypes.Structure], ...] = (
+    NativeInstructions,
+    Value,
+    Cache,
+    *dict.fromkeys(map(structure_of, KINDS)),
+    NativeBatch,
+    Ranks,
+    NativeProgram,
+)
+"""All that C++ has too, each behind those that it consists of."""
+
+
+def layout() -> dict[str, int]:
+    """Sizes and offsets of all structures: C++'s expressions for them, and Python's numbers."""
+    return dict(pair for structure in STRUCTURES for pair in layout_of(structure))

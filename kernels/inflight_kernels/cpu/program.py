@@ -94,7 +94,7 @@ class _Lowering:
             setattr(native, name, self._field(value))
         return native
 
-    def _field(self, value: Field) -> Value | Cache | float | None:
+    def _field(self, value: Field) -> Value | Cache | tuple[int, ...] | float | None:
         match value:
             case Columns():
                 return Value(-1 if value == NOWHERE else self._buffers[value.buffer], value.start)

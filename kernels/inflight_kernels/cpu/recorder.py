@@ -24,6 +24,7 @@ from torch import Tensor
 from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.operations import (
+    MAX_SLICES,
     DecodeAttention,
     Embedding,
     GatedLinear,
@@ -51,8 +52,6 @@ FP8_OPERATIONS = (
 )
 PURPOSES = {"route_experts": "for mixtures of experts", **dict.fromkeys(FP8_OPERATIONS, "for products of fp8")}
 """Operation that C++ does not have -> what it is for, where its name does not say it."""
-MAX_SLICES = 3
-"""Layers with one input that an adapter changes together."""
 
 
 def record(
@@ -264,7 +263,7 @@ class _Recorder:
             num_inputs=num_inputs,
             max_rank=max_rank,
             num_slices=len(widths),
-            **{f"width_{index}": width for index, width in enumerate([*widths, 0, 0][:MAX_SLICES])},
+            widths=tuple(widths),
         )
         self._note(Linear, ("out",), **{**linear.fields, "delta": delta})
         return y

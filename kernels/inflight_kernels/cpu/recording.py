@@ -51,7 +51,7 @@ class CacheTensors:
     values: Constant
 
 
-Field = Columns | Constant | Weight | CacheTensors | float | None
+Field = Columns | Constant | Weight | CacheTensors | tuple[int, ...] | float | None
 
 
 @dataclass(frozen=True, slots=True)

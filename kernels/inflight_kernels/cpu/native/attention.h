@@ -29,7 +29,7 @@ struct Queries {
 };
 
 /// The first of the keys that a query sees which sees keys up to `end`.
-inline int64_t first_key(const Attention& op, int64_t end) { return std::max<int64_t>(op.begin_of(end), 0); }
+inline int64_t first_key(const Attention& op, int64_t end) { return std::max<int64_t>(begin_of(op, end), 0); }
 
 /// Keys and values from one position on, as panels.
 struct Panels {
@@ -47,7 +47,7 @@ class Offsets {
   }
   /// That of the position, and on to the next one.
   int64_t next() {
-    const int64_t offset = cache_.offset(*block_ * cache_.block_size + place_, kv_head_);
+    const int64_t offset = offset_in(cache_, *block_ * cache_.block_size + place_, kv_head_);
     if (++place_ == cache_.block_size) {
       place_ = 0;
       ++block_;
@@ -181,7 +181,7 @@ class Attending {
   Attending(const Attention& op, const Run& step, const Queries& queries)
       : op_(op),
         queries_(queries),
-        instruction_(step.instructions().of(queries.count)),
+        instruction_(instruction_for(step.instructions(), queries.count)),
         left_(instruction_, queries.first, queries.stride, queries.count, op.cache.head_dim, wide_queries_) {}
 
   /// Gather the keys of the part that begins at `part`. `find(key)` gives the panels of the keys from `key` on.

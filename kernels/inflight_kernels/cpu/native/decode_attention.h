@@ -52,7 +52,7 @@ inline void run_decode(const Attention& op, const Run& step) {
   const Batch& batch = step.batch;
   const int64_t most = most_parts(op, batch), num_kv_heads = op.cache.num_kv_heads, num_rows = batch.num_decodes;
   const int64_t size = part_size(op), of_head = most * size, head_dim = op.cache.head_dim;
-  const int64_t tiles = ceil_div(op.queries_per_key(), QUERIES_AT_ONCE);
+  const int64_t tiles = ceil_div(queries_per_key(op), QUERIES_AT_ONCE);
   const auto out = [&](int64_t row, int64_t head) {
     return step.at(op.out) + row * step.stride(op.out) + head * head_dim;
   };
@@ -61,8 +61,8 @@ inline void run_decode(const Attention& op, const Run& step) {
     const int64_t row = item / tiles / num_kv_heads % num_rows, part = item / tiles / num_kv_heads / num_rows;
     const Context context(op, batch.decode_lens[row]);
     if (part >= context.num_parts) return;
-    const int64_t first = kv_head * op.queries_per_key() + tile * QUERIES_AT_ONCE;
-    const int64_t count = std::min(QUERIES_AT_ONCE, op.queries_per_key() - tile * QUERIES_AT_ONCE);
+    const int64_t first = kv_head * queries_per_key(op) + tile * QUERIES_AT_ONCE;
+    const int64_t count = std::min(QUERIES_AT_ONCE, queries_per_key(op) - tile * QUERIES_AT_ONCE);
     const Queries heads{step.at(op.queries) + row * step.stride(op.queries) + first * head_dim,
                         head_dim,
                         count,
@@ -70,7 +70,7 @@ inline void run_decode(const Attention& op, const Run& step) {
                         context.end,
                         0};
     Gathered gathered;
-    gather_part(op, step, heads, batch.blocks_of(batch.decode_rows[row]), kv_head,
+    gather_part(op, step, heads, blocks_of(batch, batch.decode_rows[row]), kv_head,
                 (context.first_part + part) * KEYS_OF_PART, gathered);
     for (int64_t i = 0; i < count; ++i) {
       const float* sums = gathered.sums + i * head_dim;

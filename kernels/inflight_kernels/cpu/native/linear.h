@@ -60,7 +60,7 @@ inline float* own_floats(int64_t count) {
 template <class Finish>
 inline void multiply(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
                      const Element* packed, int64_t num_inputs, int64_t num_panels, Finish finish) {
-  const Instruction instruction = instructions.of(num_rows);
+  const Instruction instruction = instruction_for(instructions, num_rows);
   const int64_t num_steps = num_inputs / PANEL, num_tiles = ceil_div(num_rows, ROWS_AT_ONCE);
   // Few rows wait for memory, which gives most to threads that read on and on: a group for each. With more rows a group
   // is what stays in the second cache while all rows pass over it.
@@ -112,7 +112,7 @@ struct Deltas {
     first = step.at(delta);
     stride = step.stride(delta);
   }
-  bool has(int64_t row) const { return first && batch.has_adapter(row); }
+  bool has(int64_t row) const { return first && has_adapter(batch, row); }
   /// y, rounded, plus the delta of `count` outputs, sixteen at most.
   Floats add(int64_t row, int64_t column, int64_t count, Floats y) const {
     return rounded(y) + load(first + row * stride + column, count);

@@ -46,13 +46,13 @@ inline void expand(const Element* b, int64_t stride, const Element* z, int64_t r
 inline void run(const Lora& op, const Run& step) {
   const Batch& batch = step.batch;
   if (!batch.adapters) return;
-  const int64_t num_items = batch.num_tokens * op.num_slices, num_outputs = op.num_outputs();
+  const int64_t num_items = batch.num_tokens * op.num_slices, num_outputs = op.widths[0] + op.widths[1] + op.widths[2];
   const auto narrow_of = [&](int64_t token, int64_t slice) {
     return step.at(op.narrow) + token * step.stride(op.narrow) + slice * op.max_rank;
   };
   share(num_items, [&](int64_t item) {
     const int64_t token = item / op.num_slices, slice = item % op.num_slices;
-    if (!batch.has_adapter(token)) return;
+    if (!has_adapter(batch, token)) return;
     const int64_t slot = batch.adapters[token];
     const Element* a = op.a + (slot * op.num_slices + slice) * op.max_rank * op.num_inputs;
     const Element* x = step.at(op.x) + token * step.stride(op.x);
@@ -60,7 +60,7 @@ inline void run(const Lora& op, const Run& step) {
   });
   share(num_items, [&](int64_t item) {
     const int64_t token = item / op.num_slices, slice = item % op.num_slices;
-    if (!batch.has_adapter(token)) return;
+    if (!has_adapter(batch, token)) return;
     const int64_t slot = batch.adapters[token];
     int64_t first = 0;
     for (int64_t before = 0; before < slice; ++before) first += op.widths[before];

@@ -111,9 +111,9 @@ inline void run(const RopeAndKvWrite& op, const Run& step) {
     Element* key = row_of(op.keys);
     for (int64_t head = 0; head < op.cache.num_kv_heads; ++head, key += head_dim) {
       if (op.key_norm) rms_norm(key, op.key_norm, head_dim, op.norm_eps, key);
-      rotate(key, cos_sin, op.rotary_dim, head_dim, op.cache.keys + op.cache.offset(slot, head));
+      rotate(key, cos_sin, op.rotary_dim, head_dim, op.cache.keys + offset_in(op.cache, slot, head));
     }
-    std::memcpy(op.cache.values + op.cache.offset(slot, 0), row_of(op.values),
+    std::memcpy(op.cache.values + offset_in(op.cache, slot, 0), row_of(op.values),
                 op.cache.num_kv_heads * head_dim * sizeof(Element));
   });
 }

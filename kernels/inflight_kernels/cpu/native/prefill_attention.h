@@ -30,7 +30,7 @@ inline Chunk find_chunk(const Attention& op, const Batch& batch, int64_t row, in
   const int64_t num_keys = batch.prefill_lens[row];
   chunk.first_key = first_key(op, num_keys - chunk.num_tokens + 1) / KEYS_AT_ONCE * KEYS_AT_ONCE;
   chunk.num_keys = num_keys - chunk.first_key;
-  chunk.blocks = batch.blocks_of(batch.prefill_rows[row]);
+  chunk.blocks = blocks_of(batch, batch.prefill_rows[row]);
   const int64_t elements = chunk.padded_keys() * op.cache.num_kv_heads * op.cache.head_dim;
   chunk.keys = used;
   chunk.values = used + elements;
@@ -52,7 +52,7 @@ inline int64_t count_packed(const Attention& op, const Batch& batch, const Progr
 
 /// Attention of 32 queries of one head, from `start` of the chunk on.
 inline void attend_queries(const Attention& op, const Run& step, const Chunk& chunk, int64_t head, int64_t start) {
-  const int64_t head_dim = op.cache.head_dim, padded = chunk.padded_keys(), kv_head = head / op.queries_per_key();
+  const int64_t head_dim = op.cache.head_dim, padded = chunk.padded_keys(), kv_head = head / queries_per_key(op);
   const Element* keys = step.packed + chunk.keys + kv_head * padded * head_dim;
   const Element* values = step.packed + chunk.values + kv_head * padded * head_dim;
   const auto find = [&](int64_t key) {
@@ -61,7 +61,7 @@ inline void attend_queries(const Attention& op, const Run& step, const Chunk& ch
   };
   const int64_t row = step.batch.num_decodes + chunk.first_token + start, end = chunk.first_end() + start;
   const int64_t stride = step.stride(op.queries), count = std::min(QUERIES_AT_ONCE, chunk.num_tokens - start);
-  const Queries queries{step.at(op.queries) + row * stride + head * head_dim, stride, count, op.begin_of(end), end, 1};
+  const Queries queries{step.at(op.queries) + row * stride + head * head_dim, stride, count, begin_of(op, end), end, 1};
 
   Attending attending(op, step, queries);
   Gathered gathered, added;

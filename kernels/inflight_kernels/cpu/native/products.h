@@ -1,34 +1,30 @@
 // Products with a panel, by the instruction that is chosen for their number of rows.
 #pragma once
 
+#include "operation_fields.h"
 #include "tiles.h"
 #include "vector_products.h"
 
 namespace inflight {
 
-/// What multiplies; the same numbers as in instructions.py.
-enum class Instruction : int64_t { VDPBF16PS, FMA, AMX, FMA_AS_AMX };
-
 /// Rows of the left matrix that are multiplied at once.
 constexpr int64_t ROWS_AT_ONCE = 32;
 
-/// The instruction for each class of products. Few rows wait for memory, which is read once for all of them; more read
-/// weights from the second cache.
-struct Instructions {
-  Instruction one_row, few_rows, many_rows;
+inline Instruction instruction_for(const Instructions& instructions, int64_t num_rows) {
+  const auto& [one_row, few_rows, many_rows] = instructions;
+  return num_rows == 1 ? one_row : num_rows <= ROWS_AT_ONCE ? few_rows : many_rows;
+}
 
-  Instruction of(int64_t num_rows) const {
-    return num_rows == 1 ? one_row : num_rows <= ROWS_AT_ONCE ? few_rows : many_rows;
-  }
-  bool has(Instruction one) const { return one_row == one || few_rows == one || many_rows == one; }
-};
+inline bool uses(const Instructions& instructions, Instruction one) {
+  return instructions.one_row == one || instructions.few_rows == one || instructions.many_rows == one;
+}
 
 /// What a thread needs for products, while it multiplies.
 struct Multiplier {
   FlushedDenormals flushed;
   Tiles tiles;
 
-  explicit Multiplier(const Instructions& instructions) : tiles(instructions.has(Instruction::AMX)) {}
+  explicit Multiplier(const Instructions& instructions) : tiles(uses(instructions, Instruction::AMX)) {}
 };
 
 /// Rows of floats.

@@ -5,6 +5,8 @@
 // until none is left. Results are rounded as by the torch reference: once after each operation.
 #include <omp.h>
 
+#include <iterator>
+
 #include "decode_attention.h"
 #include "lora.h"
 #include "pointwise.h"
@@ -115,6 +117,9 @@ extern "C" {
 
 /// True where this process may use AMX. Called once a process, before anything that uses it.
 bool inflight_request_tiles() { return request_tiles(); }
+
+/// The numbers of LAYOUT in their order; -1 behind the last.
+int64_t inflight_layout(int64_t index) { return index < static_cast<int64_t>(std::size(LAYOUT)) ? LAYOUT[index] : -1; }
 
 /// Bytes of the area of one rank, or of the common one.
 int64_t inflight_area_bytes() { return AREA; }

@@ -1,0 +1,342 @@
+// Made from operations.py by `python -m inflight_kernels.cpu.operation_header`: what changes here changes there.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "formats.h"
+
+namespace inflight {
+
+/// What multiplies.
+enum class Instruction : int64_t { VDPBF16PS, FMA, AMX, FMA_AS_AMX };
+
+/// The first field of every operation.
+enum class Kind : int64_t {
+  EMBEDDING,
+  SUM,
+  GATHER,
+  LORA,
+  LINEAR,
+  GATED_LINEAR,
+  RMS_NORM,
+  NORM_OF_SUM,
+  ROPE_AND_KV_WRITE,
+  DECODE_ATTENTION,
+  PREFILL_ATTENTION,
+};
+
+/// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
+enum class Place : int64_t { PRIVATE, OWN_AREA, COMMON_AREA };
+
+/// The instruction for each class of products. Few rows wait for memory, which is read once for all of them; more read
+/// weights from the second cache.
+struct Instructions {
+  Instruction one_row, few_rows, many_rows;
+};
+
+/// Columns of a buffer, from `column` on; how many there are is known from the operation.
+struct Value {
+  int64_t buffer, column;
+};
+
+/// One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim).
+struct Cache {
+  Element *keys, *values;
+  int64_t block_size, num_kv_heads, head_dim;
+};
+
+/// out = table[token id], or a row that the batch gives. Of several ranks each holds a part of the table, and gives
+/// zeros for the tokens of other parts; the part that begins with token 0 has the rows that the batch gives.
+struct Embedding {
+  Kind kind;
+  Value out;
+  /// (num_rows, size), not packed; its first row is that of token `first`.
+  const Element* table;
+  int64_t first, num_rows, size;
+};
+
+/// x becomes the sum of every rank's, which is rounded once.
+struct Sum {
+  Kind kind;
+  /// All `size` columns of its buffer.
+  Value x;
+  int64_t size;
+};
+
+/// out = every rank's x side by side, in rank order.
+struct Gather {
+  Kind kind;
+  /// All `size` columns of its buffer, and all of as many for each rank.
+  Value x, out;
+  int64_t size;
+};
+
+/// delta = scale * B (A x) of each token's low-rank adapter: what the next linear layer adds to its product. Tokens
+/// without an adapter are left out, and a batch without any is not looked at.
+struct Lora {
+  Kind kind;
+  /// `narrow`, of num_slices * max_rank columns, takes A x.
+  Value x, narrow, delta;
+  /// (slots, num_slices * max_rank, num_inputs) and (slots, max_rank, sum of the widths), not packed.
+  const Element *a, *b;
+  /// (slots): a factor.
+  const float* scales;
+  /// (slots): the leading ranks that are not zeros.
+  const int32_t* ranks;
+  int64_t num_inputs, max_rank, num_slices;
+  /// Outputs of each of the layers with the same input, then zeros.
+  int64_t widths[3];
+};
+
+/// out = x @ weight.T + bias, plus delta where a token has an adapter.
+struct Linear {
+  Kind kind;
+  Value x, out;
+  /// Columns that `Lora` has written; buffer -1: none.
+  Value delta;
+  /// (num_outputs, num_inputs), packed; num_inputs is a multiple of 32.
+  const Element* weight;
+  /// (num_outputs), or null.
+  const Element* bias;
+  int64_t num_inputs, num_outputs;
+};
+
+/// out = silu(gate) * up of a linear layer whose outputs are gate and up, `num_outputs` of each, a multiple of 16.
+/// Panels of the weight have 16 rows of gate and 16 rows of up. The bias has all of gate before all of up, and so has
+/// delta, `num_deltas` of each.
+struct GatedLinear {
+  Kind kind;
+  Value x, out;
+  /// Columns that `Lora` has written; buffer -1: none.
+  Value delta;
+  /// (num_outputs, num_inputs), packed; num_inputs is a multiple of 32.
+  const Element* weight;
+  /// (num_outputs), or null.
+  const Element* bias;
+  int64_t num_inputs, num_outputs;
+  int64_t num_deltas;
+};
+
+/// sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight.
+///
+/// NORM_OF_SUM: Has a residual, and begins with the sum of every rank's x, which each has in its own area, rounded
+/// once. Of many rows each rank computes some (`Run::splits_rows`): it writes these rows of `out`, which lies in the
+/// common area, and of `sum`, which only the next one reads, as its residual.
+struct RmsNorm {
+  Kind kind;
+  Value x, residual, out, sum;
+  /// (size), or null for a sum without its norm.
+  const Element* weight;
+  /// A multiple of 16.
+  int64_t size;
+  float eps;
+};
+
+/// Rotates the queries in place and the keys into the cache; copies the values there.
+struct RopeAndKvWrite {
+  Kind kind;
+  Value queries, keys, values;
+  Cache cache;
+  int64_t num_heads;
+  /// (positions, rotary_dim): cosines, then sines.
+  const float* cos_sin;
+  /// Leading elements of a head that are rotated.
+  int64_t rotary_dim;
+  /// (head_dim), or null for both.
+  const Element *query_norm, *key_norm;
+  float norm_eps;
+};
+
+/// Attention of some rows over the cache.
+///
+/// DECODE_ATTENTION: Of the decoding rows.
+///
+/// PREFILL_ATTENTION: Of the prefilling rows.
+struct Attention {
+  Kind kind;
+  Value queries, out;
+  Cache cache;
+  int64_t num_heads;
+  /// Last keys that a token sees, itself included; 0 = all.
+  int64_t sliding_window;
+  float scale;
+};
+
+/// Tokens of a step: one of each decoding row, then the chunks of the prefilling rows.
+struct Batch {
+  int64_t num_tokens, num_decodes, num_prefills;
+  /// (num_tokens) each: token id; position in the sequence; cache slot, negative = not stored.
+  const int64_t *token_ids, *positions, *slots;
+  /// (any number of rows, table_width): ids of each row's blocks.
+  const int32_t* block_table;
+  int64_t table_width;
+  /// (num_decodes): row of the block table.
+  const int64_t* decode_rows;
+  /// (num_decodes): tokens in the cache.
+  const int32_t* decode_lens;
+  /// (num_prefills): row of the block table.
+  const int64_t* prefill_rows;
+  /// (num_prefills): tokens in the cache.
+  const int32_t* prefill_lens;
+  /// (num_prefills + 1): where tokens start, counted from the first prefilling token.
+  const int32_t* prefill_starts;
+  /// (num_tokens): row of `given_rows` that is a token's embedding, negative = the table's; null = all are the table's.
+  const int64_t* given;
+  const Element* given_rows;
+  /// (num_tokens): slot of each token's adapter, negative = none; null where no token has one.
+  const int32_t* adapters;
+};
+
+/// The memory that ranks share (rank_segment.h), and which of them this is; null without other ranks.
+struct Ranks {
+  char* segment;
+  int64_t rank, size;
+};
+
+/// Operations in order, over buffers.
+struct Program {
+  int64_t num_operations, num_buffers;
+  /// (num_operations): each points to the first field of an operation.
+  const Kind* const* operations;
+  /// (num_buffers): columns of each.
+  const int64_t* widths;
+  /// (num_buffers): where each is.
+  const Place* places;
+  /// The buffer that holds the program's input at first, -1 if that is the token ids.
+  int64_t input;
+  /// The buffer of its result.
+  int64_t output;
+  Instructions instructions;
+  /// Elements of keys and values that prompts may have packed at the same time; a single chunk may have more.
+  int64_t packed_at_once;
+  Ranks ranks;
+};
+
+/// Of every structure its size, then its fields' offsets: Python compares them with its own.
+constexpr int64_t LAYOUT[] = {
+    sizeof(Instructions),
+    offsetof(Instructions, one_row),
+    offsetof(Instructions, few_rows),
+    offsetof(Instructions, many_rows),
+    sizeof(Value),
+    offsetof(Value, buffer),
+    offsetof(Value, column),
+    sizeof(Cache),
+    offsetof(Cache, keys),
+    offsetof(Cache, values),
+    offsetof(Cache, block_size),
+    offsetof(Cache, num_kv_heads),
+    offsetof(Cache, head_dim),
+    sizeof(Embedding),
+    offsetof(Embedding, kind),
+    offsetof(Embedding, out),
+    offsetof(Embedding, table),
+    offsetof(Embedding, first),
+    offsetof(Embedding, num_rows),
+    offsetof(Embedding, size),
+    sizeof(Sum),
+    offsetof(Sum, kind),
+    offsetof(Sum, x),
+    offsetof(Sum, size),
+    sizeof(Gather),
+    offsetof(Gather, kind),
+    offsetof(Gather, x),
+    offsetof(Gather, out),
+    offsetof(Gather, size),
+    sizeof(Lora),
+    offsetof(Lora, kind),
+    offsetof(Lora, x),
+    offsetof(Lora, narrow),
+    offsetof(Lora, delta),
+    offsetof(Lora, a),
+    offsetof(Lora, b),
+    offsetof(Lora, scales),
+    offsetof(Lora, ranks),
+    offsetof(Lora, num_inputs),
+    offsetof(Lora, max_rank),
+    offsetof(Lora, num_slices),
+    offsetof(Lora, widths),
+    sizeof(Linear),
+    offsetof(Linear, kind),
+    offsetof(Linear, x),
+    offsetof(Linear, out),
+    offsetof(Linear, delta),
+    offsetof(Linear, weight),
+    offsetof(Linear, bias),
+    offsetof(Linear, num_inputs),
+    offsetof(Linear, num_outputs),
+    sizeof(GatedLinear),
+    offsetof(GatedLinear, kind),
+    offsetof(GatedLinear, x),
+    offsetof(GatedLinear, out),
+    offsetof(GatedLinear, delta),
+    offsetof(GatedLinear, weight),
+    offsetof(GatedLinear, bias),
+    offsetof(GatedLinear, num_inputs),
+    offsetof(GatedLinear, num_outputs),
+    offsetof(GatedLinear, num_deltas),
+    sizeof(RmsNorm),
+    offsetof(RmsNorm, kind),
+    offsetof(RmsNorm, x),
+    offsetof(RmsNorm, residual),
+    offsetof(RmsNorm, out),
+    offsetof(RmsNorm, sum),
+    offsetof(RmsNorm, weight),
+    offsetof(RmsNorm, size),
+    offsetof(RmsNorm, eps),
+    sizeof(RopeAndKvWrite),
+    offsetof(RopeAndKvWrite, kind),
+    offsetof(RopeAndKvWrite, queries),
+    offsetof(RopeAndKvWrite, keys),
+    offsetof(RopeAndKvWrite, values),
+    offsetof(RopeAndKvWrite, cache),
+    offsetof(RopeAndKvWrite, num_heads),
+    offsetof(RopeAndKvWrite, cos_sin),
+    offsetof(RopeAndKvWrite, rotary_dim),
+    offsetof(RopeAndKvWrite, query_norm),
+    offsetof(RopeAndKvWrite, key_norm),
+    offsetof(RopeAndKvWrite, norm_eps),
+    sizeof(Attention),
+    offsetof(Attention, kind),
+    offsetof(Attention, queries),
+    offsetof(Attention, out),
+    offsetof(Attention, cache),
+    offsetof(Attention, num_heads),
+    offsetof(Attention, sliding_window),
+    offsetof(Attention, scale),
+    sizeof(Batch),
+    offsetof(Batch, num_tokens),
+    offsetof(Batch, num_decodes),
+    offsetof(Batch, num_prefills),
+    offsetof(Batch, token_ids),
+    offsetof(Batch, positions),
+    offsetof(Batch, slots),
+    offsetof(Batch, block_table),
+    offsetof(Batch, table_width),
+    offsetof(Batch, decode_rows),
+    offsetof(Batch, decode_lens),
+    offsetof(Batch, prefill_rows),
+    offsetof(Batch, prefill_lens),
+    offsetof(Batch, prefill_starts),
+    offsetof(Batch, given),
+    offsetof(Batch, given_rows),
+    offsetof(Batch, adapters),
+    sizeof(Ranks),
+    offsetof(Ranks, segment),
+    offsetof(Ranks, rank),
+    offsetof(Ranks, size),
+    sizeof(Program),
+    offsetof(Program, num_operations),
+    offsetof(Program, num_buffers),
+    offsetof(Program, operations),
+    offsetof(Program, widths),
+    offsetof(Program, places),
+    offsetof(Program, input),
+    offsetof(Program, output),
+    offsetof(Program, instructions),
+    offsetof(Program, packed_at_once),
+    offsetof(Program, ranks),
+};
+
+}  // namespace inflight
