@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,20 +32,10 @@ from inflight.models.config import DTYPES
 from inflight.models.decoder import Decoder
 from inflight.runtime.model_runner import ModelRunner
 from inflight_kernels.cpu import Instruction, Instructions
-from inflight_kernels.cpu.instructions import VARIABLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
 NUM_TOKENS = 24
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("libraries")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INFLIGHT_CACHE_DIR", str(folder))
-        patch.delenv(VARIABLE, raising=False)
-        yield folder
 
 
 @pytest.fixture(scope="module", params=list(COMPILED_CONFIGS))

@@ -5,8 +5,6 @@ Run: pytest ci/unit/models/test_compiled_lora.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from compiled_network import Network, Step, needs_compiler
@@ -26,13 +24,6 @@ STEPS = {
     "prompt": (Step(prefills=[(0, 77)]), [2] * 77),
 }
 """With the slot of each token. Slot 3 is empty, as that of an adapter of other layers."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("libraries")))
-        yield
 
 
 @pytest.fixture(scope="module", params=list(COMPILED_CONFIGS))

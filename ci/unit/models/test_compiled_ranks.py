@@ -44,13 +44,6 @@ STEPS = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("libraries")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[ThreadRanks]:
     ranks = ThreadRanks(2)

@@ -9,7 +9,6 @@ Run: pytest ci/unit/models/test_same_bits.py
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,14 +26,6 @@ HEADS_FOR_RANKS = HEADS[2:4]
 LENGTHS = (560, 140, 41, 7)
 """Tokens of each sequence: parts and steps of attention end inside the first ones."""
 LENGTHS_ON_RANKS = (140, 41, 7)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("libraries")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INFLIGHT_CACHE_DIR", str(folder))
-        yield folder
 
 
 @pytest.fixture

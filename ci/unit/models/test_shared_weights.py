@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,13 +31,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
 STEP = Step(decodes=[1, 16, 33], prefills=[(0, 21), (70, 10)])
 MAPPED = "weights are mapped from shared memory"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path_factory.mktemp("libraries")))
-        yield
 
 
 @pytest.fixture(autouse=True)
