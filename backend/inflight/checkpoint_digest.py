@@ -39,13 +39,16 @@ def checkpoint_digest(folders: Sequence[str], description: EngineDescription) ->
     """Of device, data types, and the ends of the files in the folders of the checkpoint and the tokenizer. The same on
     every machine with the same files.
 
-    Sums that are rounded more coarsely than float32's also follow what adds them up: the layers, whether they are
-    deterministic, and how many ranks share a layer. So does what fp8 rounds: keys and values, or activations."""
+    Sums that are rounded more coarsely than float32's also follow what adds them up: the layers and their order,
+    whether they are deterministic, and how many ranks share a layer. So does what fp8 rounds: keys and values, or
+    activations."""
     decisive: tuple[object, ...] = (description.device, description.dtype)
     if description.kv_cache_dtype == "fp8":
         decisive += ("fp8",)
     if "fp8" in (description.kv_cache_dtype, description.weight_dtype) or description.dtype != "float32":
         decisive += (description.layers, description.deterministic, description.tensor_parallel_size)
+    if description.sum_order:
+        decisive += (description.sum_order,)
     digest = hashlib.blake2b(repr(decisive).encode(), digest_size=DIGEST_BYTES)
     for folder in dict.fromkeys(filter(None, folders)):
         for path in sorted(path for pattern in FILES for path in Path(folder).glob(pattern)):

@@ -65,7 +65,8 @@ class EngineConfig:
     model_impl: str = "auto"
     """Code that computes the network: native (this engine's), transformers (its own) or auto (native if supported)."""
     dtype: str = "auto"
-    """auto (the checkpoint's; float32 on CPUs without bfloat16), float32, bfloat16 or float16; also the KV cache's."""
+    """auto (the checkpoint's; float32 where torch would widen 16 bits on a CPU), float32, bfloat16 or float16; also
+    the KV cache's."""
     deterministic: bool = False
     """Torch layers and GPU kernels compute the same bits of a token however it is batched, as C++ does, but slower."""
     device: str = "auto"
@@ -191,7 +192,10 @@ class EngineConfig:
     """Bytes of adapters that a rank keeps in host memory; those not used for the longest time are dropped first."""
 
     cpu_compile: str = "auto"
-    """Layers in C++: auto (bfloat16, one machine, a CPU with AVX-512 for bfloat16, g++ at hand), true or false."""
+    """Layers in C++: auto (native networks on one machine, a CPU with AVX2, g++ at hand), true or false."""
+    cpu_order: str = "auto"
+    """Order in which C++ adds up products of bfloat16: auto (amx where there is AMX, else fma), fma or amx. Machines
+    with the same order compute the same bits."""
     cuda_graph_mode: bool = True
     """Decode steps of the engine's own layers replay CUDA graphs, recorded before the engine is ready. Without effect
     on a CPU and with several pipeline stages."""
@@ -243,6 +247,7 @@ class EngineConfig:
         one_of("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         one_of("cpu_compile", self.cpu_compile, ("auto", "true", "false"))
+        one_of("cpu_order", self.cpu_order, ("auto", "fma", "amx"))
         one_of("generation_config", self.generation_config, ("auto", "none"))
         if self.otlp_traces_endpoint and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
             raise ConfigurationError(

@@ -22,6 +22,8 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str = ""
     layers: str = ""
     """What computes them: native, compiled (native, in C++) or transformers."""
+    sum_order: str = ""
+    """In which C++ layers add up products of bfloat16, fma or amx; of other layers and types empty."""
     dtype: str = ""
     """Of activations, such as bfloat16."""
     weight_dtype: str = ""

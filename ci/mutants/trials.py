@@ -72,7 +72,7 @@ class Trials:
                 shutil.copy2(root / name, self._tree / name)
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "inflight"
         if cache.is_dir():  # compiled C++
-            shutil.copytree(cache, self._place / "cache")
+            shutil.copytree(cache, self._place / "cache", symlinks=True)
         self.is_apart = self._can_be_apart()
 
     def _can_be_apart(self) -> bool:

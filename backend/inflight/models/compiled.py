@@ -20,6 +20,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
 from inflight.layers.given_embeddings import GivenEmbeddings
+from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
 from inflight_kernels import cpu
@@ -33,6 +34,8 @@ class CompiledNetwork:
     """See Network."""
 
     cache_specs: tuple[CacheSpec, ...]
+    sum_order: str
+    """See EngineDescription."""
     hidden_states: Program
     """Token ids, or the residual stream of an earlier pipeline stage, to hidden states."""
     head: Program | None
@@ -62,6 +65,17 @@ class CompiledNetwork:
         """See Network."""
         assert self.head is not None, "logits of a stage that is not the last"
         return self.head(hidden_BD)
+
+
+def may_compile(config: EngineConfig, model: ModelConfig) -> bool:
+    """Whether C++ computes networks of such a configuration, on machines that can compile them."""
+    return (
+        config.cpu_compile != "false"
+        and model.family.experts is None
+        and not model.weight_format.quantized
+        and model.hidden_size % cpu.STEP == 0
+        and model.head_dim % cpu.STEP == 0
+    )
 
 
 def compile_network(
@@ -105,7 +119,10 @@ def compile_network(
         library.instructions,
     )
     return CompiledNetwork(
-        cache_specs=network.cache_specs, hidden_states=hidden_states, head=heads[0] if heads else None
+        cache_specs=network.cache_specs,
+        sum_order=library.sum_order,
+        hidden_states=hidden_states,
+        head=heads[0] if heads else None,
     )
 
 
@@ -118,7 +135,7 @@ def _prepare(
 ) -> tuple[NativeLibrary, tuple[Recording, ...]]:
     """Raises Unsupported or LibraryUnavailable."""
     recordings = _record(network, caches, device, group)
-    library = cpu.load_library(recordings[0].dtype)
+    library = cpu.load_library(recordings[0].dtype, order=cpu.Order(config.cpu_order))
     # Rows of one token may be padded to a full batch beside a step's other tokens.
     num_tokens = config.max_num_tokens + config.max_batch_size
     most_tokens = min(cpu.most_tokens(library, recording) for recording in recordings)

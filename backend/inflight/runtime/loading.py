@@ -19,7 +19,7 @@ from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.hub.model_name import shown_name
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.compiled import CompiledNetwork, compile_network
+from inflight.models.compiled import CompiledNetwork, compile_network, may_compile
 from inflight.models.config import ModelConfig
 from inflight.models.implementation import load_network, read_config
 from inflight.models.network import LayeredNetwork, Network
@@ -153,7 +153,8 @@ def load_parts(
         torch.cuda.set_device(device)
         use_kernel_cache(config.kernel_cache_dir)
     model = read_config(config)
-    config = with_settled_dtype(config, model.dtype, device, rank_group)
+    compiles = isinstance(model, ModelConfig) and may_compile(config, model)
+    config = with_settled_dtype(config, model.dtype, device, rank_group, compiles=compiles)
     max_seq_len = _max_seq_len(config, model)
     if isinstance(model, ModelConfig):
         _check_positions(max_seq_len, model.head_dim, config.num_ranks)
@@ -289,6 +290,7 @@ def _describe(
         checkpoint=shown_name(config.gpt_model_path),
         architecture=model.architecture,
         layers=native if isinstance(model, ModelConfig) else "transformers",
+        sum_order=network.sum_order if isinstance(network, CompiledNetwork) else "",
         dtype=dtype_name,
         weight_dtype=quantized or dtype_name,
         kv_cache_dtype="fp8" if config.kv_cache_dtype == "fp8" else dtype_name,

@@ -22,6 +22,7 @@ from inflight_kernels.cpu import (
     Instruction,
     Instructions,
     LibraryUnavailable,
+    Order,
     Program,
     WeightPacker,
     instructions,
@@ -211,14 +212,14 @@ def test_a_processor_whose_instructions_differ_keeps_to_one(
 @pytest.mark.skipif(not HAS_AMX, reason="this processor has no AMX")
 def test_tiles_take_all_products_but_those_of_one_row() -> None:
     assert load_library().instructions == Instructions(Instruction.FMA_AS_AMX, Instruction.AMX, Instruction.AMX)
-    assert load_library(order="fma").instructions.many_rows in (Instruction.VDPBF16PS, Instruction.FMA)
+    assert load_library(order=Order.FMA).instructions.many_rows in (Instruction.VDPBF16PS, Instruction.FMA)
 
 
 @needs_compiler
 def test_any_machine_can_follow_the_order_of_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     force(monkeypatch, variant=AVX2)
-    assert load_library(order="amx").instructions == Instructions.only(Instruction.FMA_AS_AMX)
-    assert load_library(torch.float32, order="amx").instructions == Instructions.only(Instruction.FMA)
+    assert load_library(order=Order.AMX).instructions == Instructions.only(Instruction.FMA_AS_AMX)
+    assert load_library(torch.float32, order=Order.AMX).instructions == Instructions.only(Instruction.FMA)
 
 
 @needs_compiler

@@ -212,7 +212,7 @@ def first_stage(checkpoint: TinyCheckpoint, ranks: ThreadRanks) -> Parts:
         recordings = _record(stage, part.cache.layers, torch.device("cpu"), groups[rank])
         library = cpu.load_library()
         program = cpu.Program(library, recordings[0], cpu.WeightPacker(library, recordings))
-        return CompiledNetwork(cache_specs=stage.cache_specs, hidden_states=program, head=None)
+        return CompiledNetwork(cache_specs=stage.cache_specs, sum_order="", hidden_states=program, head=None)
 
     for part, network in zip(parts.of_ranks, ranks.run(compile_part), strict=True):
         part.decoder = network
@@ -225,10 +225,10 @@ def test_ranks_compute_in_c_all_or_none(
     """One that cannot load the library keeps the others from it: their sums would not meet."""
     load, calls = cpu.load_library, iter(range(2))
 
-    def fail_once(dtype: torch.dtype) -> cpu.NativeLibrary:
+    def fail_once(dtype: torch.dtype, order: cpu.Order) -> cpu.NativeLibrary:
         if next(calls) == 1:
             raise cpu.LibraryUnavailable("this one has no compiler")
-        return load(dtype)
+        return load(dtype, order=order)
 
     monkeypatch.setattr(cpu, "load_library", fail_once)
     with caplog.at_level("INFO"):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from compiled_network import force, needs_compiler
 from fake_cuda.networks import FakeRanks
 from model_driver import Driver, Work, launch
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
@@ -183,6 +184,20 @@ def test_a_processor_without_bfloat16_computes_in_float32_unless_told(
     assert "no AVX-512 for bfloat16" in line and f"dtype={name}" in line
     chosen = load(replace(config, dtype=name))
     assert chosen.description.dtype == name and told() == []
+
+
+@needs_compiler
+def test_layers_in_cpp_keep_16_bits_on_any_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint(tmp_path, "llama-wide", dtype=torch.float16).folder
+    config = EngineConfig(
+        gpt_model_path=str(folder), device="cpu", tokens_per_block=4, max_batch_size=2, max_seq_len=16
+    )
+    monkeypatch.setattr(library, "processor_flags", lambda: variants.AVX2.needs)
+    force(monkeypatch, variant=variants.AVX2)
+    description = load_engine(config, SingleRank()).description
+    assert (description.dtype, description.layers) == ("float16", "compiled")
+    in_torch = load_engine(replace(config, cpu_compile="false"), SingleRank()).description
+    assert (in_torch.dtype, in_torch.layers) == ("float32", "native")
 
 
 def test_the_leaders_processor_settles_the_type_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ ranks sum there too.
 from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.collectives import SharedMemoryCollectives, segment_bytes
 from inflight_kernels.cpu.huge_pages import HugePageArena
-from inflight_kernels.cpu.instructions import Instruction, Instructions
+from inflight_kernels.cpu.instructions import Instruction, Instructions, Order
 from inflight_kernels.cpu.library import (
     NO_BFLOAT16,
     LibraryUnavailable,
@@ -27,7 +27,7 @@ from inflight_kernels.cpu.library import (
     unsupported_reason,
 )
 from inflight_kernels.cpu.program import Program, most_tokens
-from inflight_kernels.cpu.recorded_values import Unsupported
+from inflight_kernels.cpu.recorded_values import STEP, Unsupported
 from inflight_kernels.cpu.recorder import record
 from inflight_kernels.cpu.recording import Recording
 from inflight_kernels.cpu.variants import VARIANTS, Variant, variants_here
@@ -35,6 +35,7 @@ from inflight_kernels.cpu.weight_packer import WeightMemory, WeightPacker, pack_
 
 __all__ = [
     "NO_BFLOAT16",
+    "STEP",
     "VARIANTS",
     "Batch",
     "HugePageArena",
@@ -42,6 +43,7 @@ __all__ = [
     "Instructions",
     "LibraryUnavailable",
     "NativeLibrary",
+    "Order",
     "Program",
     "Recording",
     "SharedMemoryCollectives",

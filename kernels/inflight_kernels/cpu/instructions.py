@@ -31,6 +31,15 @@ VARIABLE = "INFLIGHT_CPU_INSTRUCTION"
 """The environment variable that names one instruction for all products of bfloat16."""
 
 
+class Order(str, enum.Enum):
+    """In which products of bfloat16 add up."""
+
+    AUTO = "auto"
+    """That of AMX where there is AMX, else that of FMA."""
+    FMA = "fma"
+    AMX = "amx"
+
+
 class Instruction(str, enum.Enum):
     """What multiplies."""
 
@@ -58,6 +67,11 @@ class Instructions:
     @classmethod
     def only(cls, instruction: Instruction) -> Instructions:
         return cls(instruction, instruction, instruction)
+
+    @property
+    def order(self) -> Order:
+        """The same for all classes."""
+        return Order.AMX if self.one_row is Instruction.FMA_AS_AMX or self.one_row is Instruction.AMX else Order.FMA
 
     def __str__(self) -> str:
         return ", ".join(f"{name.replace('_', ' ')} by {value}" for name, value in self.names().items())

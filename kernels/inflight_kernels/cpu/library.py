@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from ctypes import CDLL, c_bool, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -28,6 +28,7 @@ from inflight_kernels.cpu.instructions import (
     VARIABLE,
     Instruction,
     Instructions,
+    Order,
     are_right,
     choose,
     forced_instruction,
@@ -52,8 +53,6 @@ _ELEMENTS = {torch.float32: "float", torch.float16: "F16", torch.bfloat16: "Bf16
 """How formats.h calls them."""
 _DIGEST_BYTES = 16
 NO_BFLOAT16 = "this processor has no AVX-512 for bfloat16"
-Order = Literal["auto", "fma", "amx"]
-"""In which products of bfloat16 add up: auto is that of AMX where there is AMX, else that of FMA."""
 _Functions = dict[str, tuple[Any, list[Any]]]
 """Name: what it gives, what it takes."""
 _PROGRAM: _Functions = {
@@ -85,6 +84,11 @@ class NativeLibrary:
     variant: Variant
     instructions: Instructions
 
+    @property
+    def sum_order(self) -> str:
+        """In which it adds up products of bfloat16, fma or amx; empty for other types."""
+        return self.instructions.order.value if self.dtype == torch.bfloat16 else ""
+
 
 class LibraryUnavailable(Exception):
     """It can be neither compiled nor loaded; the message says why."""
@@ -107,7 +111,7 @@ def unsupported_reason() -> str:
 
 
 def load_library(
-    dtype: torch.dtype = torch.bfloat16, instruction: Instruction | None = None, order: Order = "auto"
+    dtype: torch.dtype = torch.bfloat16, instruction: Instruction | None = None, order: Order = Order.AUTO
 ) -> NativeLibrary:
     """The library for `dtype`, from the cache or compiled now (a few seconds): of the variant that the environment
     names, else of the best one here that the compiler knows. Call it once torch is loaded: its threads are those of the
@@ -175,9 +179,9 @@ def _instructions(
         return Instructions.only(Instruction.FMA)
     if chosen:
         return Instructions.only(chosen)
-    if variant.name == "amx" and order != "fma":
+    if variant.name == "amx" and order is not Order.FMA:
         return Instructions.with_tiles()
-    if order == "amx":
+    if order is Order.AMX:
         return Instructions.only(Instruction.FMA_AS_AMX)
     if not Instruction.VDPBF16PS.needs <= variant.needs:
         return Instructions.only(Instruction.FMA)
