@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -54,6 +55,15 @@ class CacheTensors:
 Field = Columns | Constant | Weight | CacheTensors | tuple[int, ...] | float | None
 
 
+class SiluAndMul(Operation):
+    """out = silu(gate) * up of `x`, whose columns are gate and up, `size` of each; behind them `out` has zeros up to a
+    multiple of 32 columns. C++ has it as a part of GatedLinear."""
+
+
+class AddDelta(Operation):
+    """x, of `size` columns, += delta of a Lora where a token has an adapter. C++ has it as a part of linear layers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """One operation, with the fields of its structure, except for `kind` and those that follow from others."""
@@ -61,7 +71,19 @@ class Recorded:
     kind: type[Operation]
     fields: Mapping[str, Field]
     writes: tuple[str, ...]
-    """Names of the fields that it writes; of Columns, it reads the others."""
+    """Names of the fields that it writes, over what was there or not; of Columns, it reads the others."""
+
+    def value(self, name: str) -> Columns:
+        """The field of that name, which is a value."""
+        value = self.fields[name]
+        assert isinstance(value, Columns)
+        return value
+
+    def number(self, name: str) -> int:
+        """The field of that name, which counts something."""
+        number = self.fields[name]
+        assert isinstance(number, int)
+        return number
 
     def columns(self, written: bool) -> list[Columns]:
         """The columns that it writes, or reads."""
@@ -71,8 +93,16 @@ class Recorded:
             if isinstance(value, Columns) and value != NOWHERE and (name in self.writes) == written
         ]
 
+    def buffers(self, written: bool) -> set[int]:
+        """The buffers that it writes to, or reads from."""
+        return {columns.buffer for columns in self.columns(written)}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    def changed(self, kind: type[Operation] | None = None, **fields: Field) -> Recorded:
+        """Another operation in its place, with these fields instead of its own."""
+        return replace(self, kind=kind or self.kind, fields={**self.fields, **fields})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recording:
     """A network's operations in order, over buffers of a row for each token."""
 
@@ -87,3 +117,36 @@ class Recording:
     output_size: int
     ranks: RankPlace | None
     """The ranks that compute it together; None = it does not exchange anything."""
+
+    @cached_property
+    def uses(self) -> Mapping[int, tuple[int, ...]]:
+        """Buffer -> the places in `operations` that read or write it, in order. The input is written before the first
+        one, at -1, and the result is read behind the last one."""
+        uses: dict[int, list[int]] = {buffer: [] for buffer in range(len(self.widths))}
+        if self.input is not None:
+            uses[self.input].append(-1)
+        for place, operation in enumerate(self.operations):
+            for buffer in operation.buffers(written=False) | operation.buffers(written=True):
+                uses[buffer].append(place)
+        uses[self.output.buffer].append(len(self.operations))
+        return {buffer: tuple(places) for buffer, places in uses.items()}
+
+    def writers(self, buffer: int) -> list[int]:
+        """The places in `operations` that write it, in order."""
+        operations = range(len(self.operations))
+        return [
+            place
+            for place in self.uses[buffer]
+            if place in operations and buffer in self.operations[place].buffers(written=True)
+        ]
+
+    def kinds(self, places: Iterable[int]) -> list[type[Operation] | None]:
+        """Of the operations there; None for the input and the result."""
+        operations = range(len(self.operations))
+        return [self.operations[place].kind if place in operations else None for place in places]
+
+    def rewritten(self, operations: Mapping[int, Recorded | None], output: Columns | None = None) -> Recording:
+        """With other operations at some places, or none, and its result elsewhere if `output` says so."""
+        changed = (operations.get(place, operation) for place, operation in enumerate(self.operations))
+        kept = tuple(operation for operation in changed if operation is not None)
+        return replace(self, operations=kept, output=output or self.output)

@@ -1,0 +1,305 @@
+"""Rules that join recorded operations: each by itself, where it fits and where it must not.
+
+Run: pytest ci/unit/kernels/test_fusions.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import inflight_kernels
+from inflight_kernels.cpu import Batch, Recording, Unsupported, fusions
+from inflight_kernels.cpu.collectives import RankPlace
+from inflight_kernels.cpu.fusions import Rule
+from inflight_kernels.cpu.operations import GatedLinear, Linear, Lora, NormOfSum
+from inflight_kernels.cpu.recorder import record_plain
+from inflight_kernels.cpu.recording import NOWHERE, Weight
+from inflight_kernels.dispatch import recorder_of
+
+Network = Callable[[Tensor, Batch], Tensor]
+
+SIZE = 64
+PLACE = RankPlace(address=0, rank=0, size=2, memory=None)
+
+
+def constant(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def linear(x: Tensor, num_outputs: int = SIZE) -> Tensor:
+    return inflight_kernels.linear(x, constant(num_outputs, x.shape[1]), constant(num_outputs))
+
+
+def adapt(y: Tensor, x: Tensor, batch: Batch) -> Tensor:
+    """Adds adapters of rank 8, of two slots."""
+    a, b = constant(2, 8, x.shape[1]), constant(2, 8, y.shape[1]).transpose(1, 2)
+    scales, ranks = constant(2, dtype=torch.float32), constant(2, dtype=torch.int32)
+    assert batch.adapters_T is not None
+    return inflight_kernels.lora_add(y, x, a, b, batch.adapters_T, scales, ranks=ranks)
+
+
+def all_reduce(x: Tensor) -> Tensor:
+    summed: Tensor = recorder_of(x).all_reduce(x, PLACE)
+    return summed
+
+
+def all_gather(x: Tensor) -> Tensor:
+    gathered: Tensor = recorder_of(x).all_gather(x, PLACE)
+    return gathered
+
+
+def norm(x: Tensor) -> Tensor:
+    normed = inflight_kernels.rms_norm(x, constant(SIZE), 1e-6)
+    assert isinstance(normed, Tensor)
+    return normed
+
+
+def add_and_norm(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    normed, total = inflight_kernels.rms_norm(x, constant(SIZE), 1e-6, residual)
+    return normed, total
+
+
+def plain(network: Network) -> Recording:
+    return record_plain(network, SIZE, torch.bfloat16, Batch.meta(3, 2))
+
+
+def apply(rule: Rule, recording: Recording) -> Recording:
+    """The rule alone, wherever it fits."""
+    for place in reversed(range(len(recording.operations))):
+        recording = rule(recording, place) or recording
+    return recording
+
+
+def kinds(recording: Recording) -> list[str]:
+    return [operation.kind.__name__ for operation in recording.operations]
+
+
+def activate(x: Tensor, batch: Batch) -> Tensor:
+    """Another layer with the same input stands between."""
+    gate_up = linear(x, 2 * 90)
+    linear(x)
+    return linear(inflight_kernels.silu_and_mul(gate_up))
+
+
+def test_a_linear_layer_computes_silu_and_mul_of_its_result() -> None:
+    recording = plain(activate)
+    assert kinds(recording) == ["Linear", "Linear", "SiluAndMul", "Linear"]
+    joined = apply(fusions.join_activation, recording)
+    assert kinds(joined) == ["GatedLinear", "Linear", "Linear"]
+    layer, activation, gated = recording.operations[0], recording.operations[2], joined.operations[0]
+    weight, bias = layer.fields["weight"], layer.fields["bias"]
+    assert isinstance(weight, Weight) and isinstance(bias, Weight)
+    assert gated.fields == {
+        **layer.fields,
+        "out": activation.fields["out"],
+        "weight": Weight(weight.constant, gated=True),
+        "bias": Weight(bias.constant, gated=True),
+        "num_outputs": 96,
+        "num_deltas": 90,
+    }
+
+
+def activate_and_read(read: Network) -> Network:
+    def network(x: Tensor, batch: Batch) -> Tensor:
+        gate_up = linear(x, 2 * SIZE)
+        linear(inflight_kernels.silu_and_mul(gate_up))
+        return read(gate_up, batch)
+
+    return network
+
+
+def activate_a_sum(x: Tensor, batch: Batch) -> Tensor:
+    return inflight_kernels.silu_and_mul(all_reduce(linear(x, 2 * SIZE)))
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        activate_and_read(lambda gate_up, _: linear(gate_up)),
+        activate_and_read(lambda gate_up, _: gate_up),
+        lambda x, _: inflight_kernels.silu_and_mul(linear(x, 3 * SIZE)[:, : 2 * SIZE]),
+        lambda x, _: inflight_kernels.silu_and_mul(norm(x)),
+        lambda x, _: inflight_kernels.silu_and_mul(x),
+        activate_a_sum,
+    ],
+    ids=["read again", "the result", "a part", "of a norm", "of the input", "changed before"],
+)
+def test_an_activation_of_anything_else_is_by_itself(network: Network) -> None:
+    recording = plain(network)
+    assert apply(fusions.join_activation, recording) == recording
+    with pytest.raises(Unsupported, match="silu_and_mul only of the whole result of a linear layer"):
+        fusions.fuse(recording)
+
+
+def test_a_linear_layer_adds_the_deltas_of_its_adapters() -> None:
+    def network(x: Tensor, batch: Batch) -> Tensor:
+        y = linear(x, 3 * SIZE)
+        other = linear(x)
+        return linear(adapt(y, other, batch))
+
+    recording = plain(network)
+    assert kinds(recording) == ["Linear", "Linear", "Lora", "AddDelta", "Linear"]
+    joined = apply(fusions.join_adapters, recording)
+    assert kinds(joined) == ["Linear", "Lora", "Linear", "Linear"]
+    lora, layer = joined.operations[1:3]
+    assert layer.fields == {**recording.operations[0].fields, "delta": lora.fields["delta"]}
+
+
+def adapt_what_is_read(x: Tensor, batch: Batch) -> Tensor:
+    y = linear(x)
+    linear(y)
+    return adapt(y, x, batch)
+
+
+def adapt_after_a_sum(x: Tensor, batch: Batch) -> Tensor:
+    y = linear(x)
+    all_reduce(x)
+    return adapt(y, x, batch)
+
+
+def adapt_a_part(x: Tensor, batch: Batch) -> Tensor:
+    y = linear(x, 2 * SIZE)
+    adapt(y[:, :SIZE], x, batch)
+    return y
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        adapt_what_is_read,
+        adapt_after_a_sum,
+        adapt_a_part,
+        lambda x, batch: adapt(norm(x), x, batch),
+        lambda x, batch: adapt(x, x, batch),
+    ],
+    ids=["read before", "another input since", "a part", "of a norm", "of the input"],
+)
+def test_deltas_of_anything_else_are_added_by_themselves(network: Network) -> None:
+    recording = plain(network)
+    assert apply(fusions.join_adapters, recording) == recording
+    with pytest.raises(Unsupported, match="adapters to the whole result of a linear layer only"):
+        fusions.fuse(recording)
+
+
+def test_a_layer_adds_the_deltas_of_one_adapter() -> None:
+    joined = apply(fusions.join_adapters, plain(lambda x, batch: adapt(adapt(linear(x), x, batch), x, batch)))
+    assert kinds(joined) == ["Lora", "Linear", "Lora", "AddDelta"]
+
+
+def test_zeros_behind_an_activation_are_read() -> None:
+    recording = plain(activate)
+    *_, layer = apply(fusions.read_padding, recording).operations
+    assert recording.operations[-1].fields["num_inputs"] == 90
+    assert layer.fields == {**recording.operations[-1].fields, "num_inputs": 96}
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda x, _: linear(x[:, :40]),
+        lambda x, _: linear(linear(x, 90)),
+        lambda x, _: linear(inflight_kernels.silu_and_mul(linear(x, 2 * SIZE))[:, :40]),
+        lambda x, _: linear(inflight_kernels.silu_and_mul(linear(x, 2 * 90))[:, 6:]),
+    ],
+    ids=["of the input", "of a layer", "not all of it", "not from its start"],
+)
+def test_other_numbers_of_inputs_stay_as_they_are(network: Network) -> None:
+    recording = plain(network)
+    assert apply(fusions.read_padding, recording) == recording
+    with pytest.raises(Unsupported, match="which is not a multiple of 32"):
+        fusions.fuse(recording)
+
+
+def sum_thrice(x: Tensor, _: Batch) -> Tensor:
+    hidden = residual = x
+    for _ in range(3):
+        part = linear(hidden)
+        linear(hidden)
+        hidden, residual = add_and_norm(all_reduce(part), residual)
+    return hidden
+
+
+def test_a_norm_reads_the_parts_of_a_sum_over_ranks() -> None:
+    recording = plain(sum_thrice)
+    assert kinds(recording) == ["Linear", "Linear", "Sum", "RmsNorm"] * 3
+    joined = apply(fusions.join_sum, recording)
+    assert kinds(joined) == ["Linear", "Linear", "NormOfSum"] * 3
+    assert [each.fields for each in joined.operations if each.kind is NormOfSum] == [
+        each.fields for each in recording.operations[3::4]
+    ]
+
+
+def test_a_network_may_end_with_the_residual() -> None:
+    recording = plain(lambda x, _: add_and_norm(all_reduce(linear(x)), x)[1])
+    joined = apply(fusions.join_sum, recording)
+    assert kinds(joined) == ["Linear", "NormOfSum"]
+    last = joined.operations[-1]
+    assert last.fields == {**recording.operations[-1].fields, "weight": None}
+    assert joined.output == last.fields["out"]
+
+
+def sum_and_read(read: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Network:
+    """`read`: of what was summed, of the norm and of the sum with the residual."""
+
+    def network(x: Tensor, _: Batch) -> Tensor:
+        part = all_reduce(linear(x))
+        return read(part, *add_and_norm(part, x))
+
+    return network
+
+
+def sum_two_parts(x: Tensor, _: Batch) -> Tensor:
+    first, second = linear(x), linear(x)
+    _, total = add_and_norm(all_reduce(first), x)
+    return add_and_norm(all_reduce(second), total)[0]
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        sum_and_read(lambda part, normed, total: linear(part)),
+        sum_and_read(lambda part, normed, total: part),
+        sum_and_read(lambda part, normed, total: linear(total)),
+        sum_and_read(lambda part, normed, total: add_and_norm(linear(normed), total)[0]),
+        sum_and_read(lambda part, normed, total: (linear(normed), total)[1]),
+        sum_and_read(lambda part, normed, total: all_reduce(normed)),
+        lambda x, _: norm(all_reduce(linear(x))),
+        lambda x, _: add_and_norm(all_reduce(x), norm(x))[0],
+        lambda x, _: add_and_norm(all_reduce(linear(x, 2 * SIZE))[:, :SIZE], x)[0],
+        lambda x, _: add_and_norm(linear(x), x)[0],
+        sum_two_parts,
+    ],
+    ids=[
+        "the sum is read",
+        "the sum is the result",
+        "the residual is read",
+        "the residual of a norm of one rank",
+        "both are needed",
+        "the norm is changed",
+        "no residual",
+        "of the input",
+        "a part",
+        "no sum",
+        "others met since",
+    ],
+)
+def test_other_sums_and_norms_are_by_themselves(network: Network) -> None:
+    recording = plain(network)
+    assert apply(fusions.join_sum, recording) == recording == fusions.fuse(recording)
+
+
+def test_rules_work_together() -> None:
+    def network(x: Tensor, batch: Batch) -> Tensor:
+        gate_up = adapt(linear(x, 2 * 90), x, batch)
+        down = linear(inflight_kernels.silu_and_mul(gate_up))
+        return add_and_norm(all_reduce(down), x)[0]
+
+    fused = fusions.fuse(plain(network))
+    assert [each.kind for each in fused.operations] == [Lora, GatedLinear, Linear, NormOfSum]
+    lora, gated, down, _ = fused.operations
+    assert gated.fields["delta"] == lora.fields["delta"] != NOWHERE
+    assert gated.fields["num_outputs"] == down.fields["num_inputs"] == 96
