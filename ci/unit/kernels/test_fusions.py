@@ -14,6 +14,7 @@ from torch import Tensor
 import inflight_kernels
 from inflight_kernels.cpu import Batch, Recording, Unsupported, fusions
 from inflight_kernels.cpu.collectives import RankPlace
+from inflight_kernels.cpu.draft import Draft
 from inflight_kernels.cpu.fusions import Rule
 from inflight_kernels.cpu.operations import GatedLinear, Linear, Lora, NormOfSum
 from inflight_kernels.cpu.recorder import record_plain
@@ -68,10 +69,13 @@ def plain(network: Network) -> Recording:
 
 
 def apply(rule: Rule, recording: Recording) -> Recording:
-    """The rule alone, wherever it fits."""
-    for place in reversed(range(len(recording.operations))):
-        recording = rule(recording, place) or recording
-    return recording
+    draft = Draft(recording)
+    fusions.apply(rule, draft)
+    rewritten = draft.recording()
+    # A draft knows the uses of every value after each step, by places that have stayed.
+    places = {place: number for number, place in enumerate([*draft.operations, len(recording.operations)])} | {-1: -1}
+    assert {buffer: tuple(places[use] for use in uses) for buffer, uses in draft.uses.items()} == rewritten.uses
+    return rewritten
 
 
 def kinds(recording: Recording) -> list[str]:

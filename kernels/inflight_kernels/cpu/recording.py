@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -93,8 +93,10 @@ class Recorded:
             if isinstance(value, Columns) and value != NOWHERE and (name in self.writes) == written
         ]
 
-    def buffers(self, written: bool) -> set[int]:
-        """The buffers that it writes to, or reads from."""
+    def buffers(self, written: bool | None = None) -> set[int]:
+        """The buffers that it writes to, or reads from; None = either."""
+        if written is None:
+            return self.buffers(written=True) | self.buffers(written=False)
         return {columns.buffer for columns in self.columns(written)}
 
     def changed(self, kind: type[Operation] | None = None, **fields: Field) -> Recorded:
@@ -126,27 +128,7 @@ class Recording:
         if self.input is not None:
             uses[self.input].append(-1)
         for place, operation in enumerate(self.operations):
-            for buffer in operation.buffers(written=False) | operation.buffers(written=True):
+            for buffer in operation.buffers():
                 uses[buffer].append(place)
         uses[self.output.buffer].append(len(self.operations))
         return {buffer: tuple(places) for buffer, places in uses.items()}
-
-    def writers(self, buffer: int) -> list[int]:
-        """The places in `operations` that write it, in order."""
-        operations = range(len(self.operations))
-        return [
-            place
-            for place in self.uses[buffer]
-            if place in operations and buffer in self.operations[place].buffers(written=True)
-        ]
-
-    def kinds(self, places: Iterable[int]) -> list[type[Operation] | None]:
-        """Of the operations there; None for the input and the result."""
-        operations = range(len(self.operations))
-        return [self.operations[place].kind if place in operations else None for place in places]
-
-    def rewritten(self, operations: Mapping[int, Recorded | None], output: Columns | None = None) -> Recording:
-        """With other operations at some places, or none, and its result elsewhere if `output` says so."""
-        changed = (operations.get(place, operation) for place, operation in enumerate(self.operations))
-        kept = tuple(operation for operation in changed if operation is not None)
-        return replace(self, operations=kept, output=output or self.output)
