@@ -241,12 +241,6 @@ def read_twice(x: Tensor, batch: Batch) -> Tensor:
     return inflight_kernels.rope_and_kv_write(q, k, v, *arguments)
 
 
-def read_what_was_joined(x: Tensor, batch: Batch) -> Tensor:
-    gate_up = inflight_kernels.linear(x, weight(2 * SIZE))
-    inflight_kernels.silu_and_mul(gate_up)
-    return inflight_kernels.linear(gate_up, weight(SIZE, 2 * SIZE))
-
-
 def branch(x: Tensor, batch: Batch) -> Tensor:
     return norm(norm(x)) if len(batch.decode_rows_N) else norm(x)
 
@@ -276,8 +270,6 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Batch], Tensor], str]] = {
     "some rows": (lambda x, _: inflight_kernels.linear(x[1:], weight(SIZE)), "is not laid out by tokens"),
     "transposed": (lambda x, _: norm(x.t().t()[:, ::2]), "a norm is not over"),
     "queries again": (read_twice, "the queries is not the result|queries"),
-    "gate and up again": (read_what_was_joined, "silu_and_mul only of the whole result"),
-    "silu of a norm": (lambda x, _: inflight_kernels.silu_and_mul(norm(x)), "silu_and_mul only of the whole result"),
     "paths": (branch, "takes different paths for decodes and for prefills"),
     "a value is read": (lambda x, _: norm(x) if x.sum() > 0 else x, "C\\+\\+ has no operation aten.sum"),
     "an item is read": (

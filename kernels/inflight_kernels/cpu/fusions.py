@@ -10,31 +10,34 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from inflight_kernels.cpu.draft import Draft
-from inflight_kernels.cpu.operations import GatedLinear, Gather, Linear, NormOfSum, Operation, RmsNorm, Sum
+from inflight_kernels.cpu.operations import (
+    AddDelta,
+    GatedLinear,
+    Gather,
+    Linear,
+    NormOfSum,
+    Operation,
+    RmsNorm,
+    SiluAndMul,
+    Sum,
+)
 from inflight_kernels.cpu.recorded_values import STEP, Unsupported
-from inflight_kernels.cpu.recording import NOWHERE, AddDelta, Columns, Recording, SiluAndMul, Weight
+from inflight_kernels.cpu.recording import NOWHERE, Columns, Recording, Weight
 
 Rule = Callable[[Draft, int], None]
 """Rewrites the operation at a place together with earlier ones, where it fits."""
 
 EXCHANGES = (Sum, Gather, NormOfSum)
 """In which ranks meet."""
-PARTS: dict[type[Operation], str] = {
-    SiluAndMul: "C++ computes silu_and_mul only of the whole result of a linear layer",
-    AddDelta: "C++ adds adapters to the whole result of a linear layer only",
-}
-"""Operation that C++ has as a part of another alone -> the reason where it was not joined."""
 
 
 def fuse(recording: Recording) -> Recording:
-    """The same network in operations that C++ has. Raises Unsupported."""
+    """The same network in fewer operations. Raises Unsupported."""
     draft = Draft(recording)
     for rule in RULES:
         apply(rule, draft)
     fused = draft.recording()
     for operation in fused.operations:
-        if operation.kind in PARTS:
-            raise Unsupported(PARTS[operation.kind])
         if operation.kind in (Linear, GatedLinear) and (num_inputs := operation.number("num_inputs")) % STEP:
             raise Unsupported(f"a linear layer has {num_inputs} inputs, which is not a multiple of {STEP}")
     return fused
@@ -115,7 +118,9 @@ def join_sum(draft: Draft, place: int) -> None:
     if total == NOWHERE or draft.kinds(uses) != [Linear, Sum, RmsNorm]:
         return
     linear, summed, _ = uses
+    # It adds all columns of the sum to something else.
     is_whole = draft.operations[summed].number("size") == norm.number("size")
+    is_other = norm.value("residual").buffer != x.buffer
     # Other ranks read the results of one norm while this rank computes those of the next: it must not come further.
     meets_once = sum(kind in EXCHANGES for kind in draft.kinds(range(linear, place))) == 1
     # `out` is memory that all ranks share.
@@ -123,7 +128,7 @@ def join_sum(draft: Draft, place: int) -> None:
     readers = draft.kinds(draft.uses[total.buffer][1:])
     is_residual = all(kind is NormOfSum for kind in readers)
     is_result = readers == [None] and draft.uses[out.buffer] == [place]
-    if not (is_whole and meets_once and is_kept and (is_residual or is_result)):
+    if not (is_whole and is_other and meets_once and is_kept and (is_residual or is_result)):
         return
     draft.remove(summed)
     draft.put(place, norm.changed(NormOfSum, **{"weight": None} if is_result else {}))

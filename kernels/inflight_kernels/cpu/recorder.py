@@ -28,6 +28,7 @@ from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.fusions import fuse
 from inflight_kernels.cpu.operations import (
     MAX_SLICES,
+    AddDelta,
     DecodeAttention,
     Embedding,
     Gather,
@@ -37,20 +38,11 @@ from inflight_kernels.cpu.operations import (
     PrefillAttention,
     RmsNorm,
     RopeAndKvWrite,
+    SiluAndMul,
     Sum,
 )
 from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported
-from inflight_kernels.cpu.recording import (
-    NOWHERE,
-    AddDelta,
-    CacheTensors,
-    Columns,
-    Field,
-    Recorded,
-    Recording,
-    SiluAndMul,
-    Weight,
-)
+from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field, Recorded, Recording, Weight
 from inflight_kernels.cpu.torch_operations import TorchOperations
 from inflight_kernels.dispatch import recording
 

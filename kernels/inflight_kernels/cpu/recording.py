@@ -55,15 +55,6 @@ class CacheTensors:
 Field = Columns | Constant | Weight | CacheTensors | tuple[int, ...] | float | None
 
 
-class SiluAndMul(Operation):
-    """out = silu(gate) * up of `x`, whose columns are gate and up, `size` of each; behind them `out` has zeros up to a
-    multiple of 32 columns. C++ has it as a part of GatedLinear."""
-
-
-class AddDelta(Operation):
-    """x, of `size` columns, += delta of a Lora where a token has an adapter. C++ has it as a part of linear layers."""
-
-
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """One operation, with the fields of its structure, except for `kind` and those that follow from others."""
