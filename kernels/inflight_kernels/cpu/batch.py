@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -37,3 +38,23 @@ class Batch:
     """(rows, features), in the type that the program computes in."""
     adapters_T: Tensor | None = None
     """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""
+
+    @classmethod
+    def meta(cls, num_decodes: int, num_prefills: int) -> Batch:
+        """Meta tensors, of chunks of five tokens: the batch that a network is recorded with."""
+
+        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        num_tokens = num_decodes + 5 * num_prefills
+        return cls(
+            positions_T=empty(num_tokens, dtype=torch.int64),
+            slots_T=empty(num_tokens, dtype=torch.int64),
+            block_table=empty(9, 7),
+            decode_rows_N=empty(num_decodes, dtype=torch.int64),
+            decode_lens_N=empty(num_decodes),
+            prefill_rows_P=empty(num_prefills, dtype=torch.int64),
+            prefill_lens_P=empty(num_prefills),
+            prefill_starts=empty(num_prefills + 1),
+            adapters_T=empty(num_tokens),
+        )

@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from inflight_kernels.cpu.operations import NormOfSum, Place, RmsNorm
-from inflight_kernels.cpu.recording import Columns, Recording
+from inflight_kernels.cpu.recording import Recording
 
 
 @dataclass(slots=True)
@@ -35,12 +35,8 @@ class Buffers:
 
 def share_buffers(recording: Recording) -> Buffers:
     """The result has a buffer of its own, which the caller of the program gets."""
-    last_use: dict[int, int] = {}
-    for place, operation in enumerate(recording.operations):
-        for columns in (*operation.columns(written=False), *operation.columns(written=True)):
-            last_use[columns.buffer] = place
     buffers = Buffers()
-    common = {_buffer(each.fields["out"]) for each in recording.operations if each.kind is NormOfSum}
+    common = {each.value("out").buffer for each in recording.operations if each.kind is NormOfSum}
     free: dict[tuple[int, Place], list[int]] = defaultdict(list)
 
     def place_of(recorded: int) -> Place:
@@ -55,15 +51,15 @@ def share_buffers(recording: Recording) -> Buffers:
 
     def release(place: int, recorded: set[int]) -> None:
         for buffer in sorted(recorded - parts):
-            if last_use[buffer] == place and buffer != recording.output.buffer:
+            if recording.uses[buffer][-1] == place:
                 free[recording.widths[buffer], place_of(buffer)].append(buffers.of[buffer])
 
     parts = _place_parts(recording, buffers)
     if recording.input is not None:
         take(recording.input)
     for place, operation in enumerate(recording.operations):
-        read = {columns.buffer for columns in operation.columns(written=False)}
-        written = {columns.buffer for columns in operation.columns(written=True)} - read
+        read = operation.buffers(written=False)
+        written = operation.buffers(written=True) - read
         # A norm may write over what it reads: it reads an element before it writes there.
         is_norm = operation.kind in (RmsNorm, NormOfSum)
         if is_norm:
@@ -78,15 +74,10 @@ def _place_parts(recording: Recording, buffers: Buffers) -> set[int]:
     """Give buffers to what other ranks read, in turns: while one of them still reads a part, this rank may compute the
     next one, but not the one after that. Returns the recorded buffers."""
     made: dict[tuple[int, int], int] = {}
-    parts = [_buffer(each.fields["x"]) for each in recording.operations if each.kind is NormOfSum]
+    parts = [each.value("x").buffer for each in recording.operations if each.kind is NormOfSum]
     for number, recorded in enumerate(parts):
         key = recording.widths[recorded], number % 2
         if key not in made:
             made[key] = buffers.add(recording.widths[recorded], Place.OWN_AREA)
         buffers.of[recorded] = made[key]
     return set(parts)
-
-
-def _buffer(value: object) -> int:
-    assert isinstance(value, Columns)
-    return value.buffer

@@ -65,8 +65,8 @@ class Gather(Operation):
 
 
 class Lora(Operation):
-    """delta = scale * B (A x) of each token's low-rank adapter: what the next linear layer adds to its product. Tokens
-    without an adapter are left out, and a batch without any is not looked at."""
+    """delta = scale * B (A x) of each token's low-rank adapter: what a linear layer adds to its product. Tokens without
+    an adapter are left out, and a batch without any is not looked at."""
 
     _fields_ = Fields(
         (Value, "x narrow delta", "`narrow`, of num_slices * max_rank columns, takes A x."),
@@ -80,6 +80,12 @@ class Lora(Operation):
         ("int64_t", "num_inputs max_rank num_slices"),
         (f"int64_t[{MAX_SLICES}]", "widths", "Outputs of each of the layers with the same input, then zeros."),
     )
+
+
+class AddDelta(Operation):
+    """x += delta where a token has an adapter."""
+
+    _fields_ = Fields((Value, "x"), (Value, "delta", "Columns that `Lora` has written."), ("int64_t", "size"))
 
 
 class Linear(Operation):
@@ -100,6 +106,14 @@ class GatedLinear(Linear):
     delta, `num_deltas` of each."""
 
     _fields_ = Fields(("int64_t", "num_deltas"))
+
+
+class SiluAndMul(Operation):
+    """out = silu(gate) * up. x has all of gate before all of up, `size` of each."""
+
+    _fields_ = Fields(
+        (Value, "x"), (Value, "out", "Behind `size` columns it has zeros up to a multiple of 32."), ("int64_t", "size")
+    )
 
 
 class RmsNorm(Operation):
@@ -158,8 +172,10 @@ KINDS: tuple[type[Operation], ...] = (
     Sum,
     Gather,
     Lora,
+    AddDelta,
     Linear,
     GatedLinear,
+    SiluAndMul,
     RmsNorm,
     NormOfSum,
     RopeAndKvWrite,

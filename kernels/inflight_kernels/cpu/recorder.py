@@ -5,6 +5,9 @@ check their arguments and note an operation instead of computing one. Everything
 with such a tensor, but for views of it, raises Unsupported. So nothing of a network can be left out of a program: what
 C++ has no operation for, or has it with other options, is the reason why the network cannot run there.
 
+Each call notes plain operations, whatever stands before it. Which of them C++ computes together is decided afterwards,
+over the whole list (fusions.py).
+
 What a recording cannot show is a forward pass that takes another path for another batch. Therefore `record` compares
 the recordings of three batches: decodes, prefills, and both. `deterministic` asks for nothing that a program does not
 do anyway, and is not recorded.
@@ -15,7 +18,6 @@ Legend: T tokens, N decoding rows, P prefilling rows, K key/value heads, E head 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,22 +25,23 @@ from torch import Tensor
 
 from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.collectives import RankPlace
+from inflight_kernels.cpu.fusions import fuse
 from inflight_kernels.cpu.operations import (
     MAX_SLICES,
+    AddDelta,
     DecodeAttention,
     Embedding,
-    GatedLinear,
     Gather,
     Linear,
     Lora,
-    NormOfSum,
     Operation,
     PrefillAttention,
     RmsNorm,
     RopeAndKvWrite,
+    SiluAndMul,
     Sum,
 )
-from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported, storage_of
+from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported
 from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field, Recorded, Recording, Weight
 from inflight_kernels.cpu.torch_operations import TorchOperations
 from inflight_kernels.dispatch import recording
@@ -61,41 +64,20 @@ def record(
 
     Its input is (T, input_size), or, with None, token ids (T,), int64. Raises Unsupported.
     """
-    mixed, *others = (_record(network, input_size, dtype, batch) for batch in _batches())
+    batches = (Batch.meta(3, 2), Batch.meta(3, 0), Batch.meta(0, 2))
+    mixed, *others = (record_plain(network, input_size, dtype, batch) for batch in batches)
     for other, missing in zip(others, (PrefillAttention, DecodeAttention), strict=True):
         expected = tuple(operation for operation in mixed.operations if operation.kind is not missing)
         if other.operations != expected:
             raise Unsupported("the network's forward pass takes different paths for decodes and for prefills")
-    return mixed
-
-
-def _batches() -> list[Batch]:
-    """Meta tensors of a batch with decodes and prefills, one of decodes, one of prefills."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    def batch(num_decodes: int, num_prefills: int) -> Batch:
-        num_tokens = num_decodes + 5 * num_prefills
-        return Batch(
-            positions_T=empty(num_tokens, dtype=torch.int64),
-            slots_T=empty(num_tokens, dtype=torch.int64),
-            block_table=empty(9, 7),
-            decode_rows_N=empty(num_decodes, dtype=torch.int64),
-            decode_lens_N=empty(num_decodes),
-            prefill_rows_P=empty(num_prefills, dtype=torch.int64),
-            prefill_lens_P=empty(num_prefills),
-            prefill_starts=empty(num_prefills + 1),
-            adapters_T=empty(num_tokens),
-        )
-
-    return [batch(3, 2), batch(3, 0), batch(0, 2)]
+    return fuse(mixed)
 
 
 @torch.inference_mode()
-def _record(
+def record_plain(
     network: Callable[[Tensor, Batch], Tensor], input_size: int | None, dtype: torch.dtype, batch: Batch
 ) -> Recording:
+    """What `network` calls with one batch, as plain operations. See `record`."""
     num_tokens = batch.positions_T.shape[0]
     if input_size is None:
         x = torch.empty(num_tokens, dtype=torch.int64, device="meta")
@@ -105,7 +87,7 @@ def _record(
     with recording(recorder), TorchOperations():
         try:
             result = network(x, batch)
-            return recorder.finish(x if input_size else None, result)
+            return recorder.finish(result)
         except (RuntimeError, TypeError, AttributeError) as error:
             # Values cannot be read while recording; torch says so in exceptions of several types.
             reason = " ".join(str(error).split())
@@ -123,37 +105,19 @@ class _Recorder:
         self._num_decodes = batch.decode_rows_N.shape[0]
         self._operations: list[Recorded] = []
         self._values = RecordedValues(self._num_tokens, dtype)
-        self._padded: Columns | None = None
-        """The newest value that is followed by zeros up to a multiple of 32 columns."""
         self._ranks: RankPlace | None = None
-        self._residuals: dict[int, Columns] = {}
-        """Storage of a sum of NormOfSum -> where it lies. Of many rows a rank has only some, so only the next NormOfSum
-        may read it."""
-        if x.dim() == 2:
-            self._values.write(x)
+        self._input = self._values.write(x).buffer if x.dim() == 2 else None
 
-    def finish(self, x: Tensor | None, result: Tensor) -> Recording:
-        output = self._whole_residual(result) or self._values.read(result, "the result")
+    def finish(self, result: Tensor) -> Recording:
         return Recording(
             dtype=self._dtype,
             operations=tuple(self._operations),
             widths=tuple(self._values.widths),
-            input=None if x is None else self._values.read(x, "input").buffer,
-            output=output,
+            input=self._input,
+            output=self._values.read(result, "the result"),
             output_size=result.shape[1],
             ranks=self._ranks,
         )
-
-    def _whole_residual(self, result: Tensor) -> Columns | None:
-        """Where all rows of the sum are of a NormOfSum that ends the program, as that of a pipeline stage does: in the
-        place of its norm, which nobody reads. None if `result` is something else."""
-        last = self._operations[-1] if self._operations else None
-        if last is None or last.kind is not NormOfSum or self._residuals.get(storage_of(result)) != last.fields["sum"]:
-            return None
-        self._operations[-1] = replace(last, fields={**last.fields, "weight": None})
-        out = last.fields["out"]
-        assert isinstance(out, Columns)
-        return out
 
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(f"C++ has no operation {PURPOSES.get(name, name)}")
@@ -162,11 +126,11 @@ class _Recorder:
         if token_ids is not self._x:
             raise Unsupported("C++ embeds the step's token ids only")
         num_rows, size = table.shape
-        out = self._values.empty(self._num_tokens, size)
+        out, written = self._result(size)
         self._note(
             Embedding,
             ("out",),
-            out=self._values.write(out),
+            out=written,
             table=self._values.constant(table, "the embedding", table.shape),
             first=first or 0,
             num_rows=num_rows,
@@ -189,8 +153,8 @@ class _Recorder:
     def all_gather(self, x: Tensor, place: RankPlace) -> Tensor:
         self._join(place)
         source, size = self._whole(x, "what ranks gather"), x.shape[1]
-        out = self._values.empty(self._num_tokens, size * place.size)
-        self._note(Gather, ("out",), x=source, out=self._values.write(out), size=size)
+        out, written = self._result(size * place.size)
+        self._note(Gather, ("out",), x=source, out=written, size=size)
         return out
 
     def _join(self, place: RankPlace) -> None:
@@ -208,19 +172,16 @@ class _Recorder:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
         num_outputs, num_inputs = weight.shape
         source = self._values.read(x, "the input of a linear layer")
-        padded = -(-num_inputs // STEP) * STEP
-        if padded != num_inputs and source != self._padded:
-            raise Unsupported(f"a linear layer has {num_inputs} inputs, which is not a multiple of {STEP}")
-        out = self._values.empty(self._num_tokens, num_outputs)
+        out, written = self._result(num_outputs)
         self._note(
             Linear,
             ("out",),
             x=source,
-            out=self._values.write(out),
+            out=written,
             delta=NOWHERE,
             weight=Weight(self._values.constant(weight, "a weight", weight.shape)),
             bias=None if bias is None else Weight(self._values.constant(bias, "a bias", (num_outputs,))),
-            num_inputs=padded,
+            num_inputs=num_inputs,
             num_outputs=num_outputs,
         )
         return out
@@ -237,23 +198,20 @@ class _Recorder:
         deterministic: bool = False,
         ranks: Tensor | None = None,
     ) -> Tensor:
-        """Computed before the linear layer whose whole result it changes, and added by that."""
-        linear, num_slots, max_rank = self._operations[-1], b.shape[0], b.shape[2]
+        """In place."""
+        num_slots, num_inputs, max_rank = b.shape[0], x.shape[1], b.shape[2]
         widths = [b.shape[1]] if slices is None else list(slices)
-        if linear.kind is not Linear or linear.fields["out"] != self._values.read(y, "the result of a linear layer"):
-            raise Unsupported("C++ adds adapters to the whole result of a linear layer only")
-        if linear.fields["x"] != self._values.read(x, "the input of adapters") or linear.fields["delta"] != NOWHERE:
-            raise Unsupported("C++ adds adapters once, with the input of the linear layer")
         if adapters is not self._batch.adapters_T or ranks is None or len(widths) > MAX_SLICES:
             raise Unsupported("C++ adds the step's own adapters of known ranks only")
-        num_inputs = x.shape[1]
-        narrow = self._values.write(self._values.empty(self._num_tokens, len(widths) * max_rank))
-        delta = self._values.write(self._values.empty(self._num_tokens, sum(widths)))
-        self._operations.pop()
+        if sum(widths) != y.shape[1]:
+            raise Unsupported("adapters have other outputs than what they change has columns")
+        changed, source = self._values.read(y, "what adapters change"), self._values.read(x, "the input of adapters")
+        _, narrow = self._result(len(widths) * max_rank)
+        _, delta = self._result(sum(widths))
         self._note(
             Lora,
             ("narrow", "delta"),
-            x=linear.fields["x"],
+            x=source,
             narrow=narrow,
             delta=delta,
             a=self._values.constant(a, "A of adapters", (num_slots, len(widths) * max_rank, num_inputs)),
@@ -265,7 +223,7 @@ class _Recorder:
             num_slices=len(widths),
             widths=tuple(widths),
         )
-        self._note(Linear, ("out",), **{**linear.fields, "delta": delta})
+        self._note(AddDelta, ("x",), x=changed, delta=delta, size=sum(widths))
         return y
 
     def gated_linear(
@@ -274,25 +232,10 @@ class _Recorder:
         return self.silu_and_mul(self.linear(x, weight, bias, deterministic))
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Joined with the linear layer before it, whose result is not to be read by anything else."""
-        linear = self._operations[-1]
-        read = self._values.read(gate_up, "the input of silu_and_mul")
-        is_whole = gate_up.shape[1] == self._values.widths[read.buffer]
-        if linear.kind is not Linear or linear.fields["out"] != read or not is_whole:
-            raise Unsupported("C++ computes silu_and_mul only of the whole result of a linear layer")
-        self._operations.pop()
-        self._values.forget(gate_up)
         size = gate_up.shape[1] // 2
-        padded = -(-size // STEP) * STEP
-        out = self._values.empty(self._num_tokens, size)
-        gated = {
-            name: replace(value, gated=True) if isinstance(value, Weight) else value
-            for name, value in linear.fields.items()
-        }
-        # Columns beyond `size` become zeros, as silu(0) * 0 = 0, and the next linear layer may read them.
-        self._padded = self._values.write(out, padded)
-        gated |= {"out": self._padded, "num_outputs": padded, "num_deltas": size}
-        self._note(GatedLinear, ("out",), **gated)
+        source = self._values.read(gate_up, "the input of silu_and_mul")
+        out, written = self._result(size, -(-size // STEP) * STEP)
+        self._note(SiluAndMul, ("out",), x=source, out=written, size=size)
         return out
 
     def rms_norm(
@@ -304,46 +247,21 @@ class _Recorder:
         if x.shape[1:] != weight.shape:
             raise Unsupported("a norm is not over the last dimension of its input alone")
         source = self._values.read(x, "the input of a norm")
-        last = self._operations[-1] if self._operations else None
-        if residual is not None and last and last.kind is Sum and last.fields["x"] == source:
-            return self._norm_of_sum(x, weight, eps, residual)
         other = NOWHERE if residual is None else self._values.read(residual, "the residual of a norm")
-        out, total = self._values.empty(self._num_tokens, size), self._values.empty(self._num_tokens, size)
+        out, written = self._result(size)
+        total, added = (x, NOWHERE) if residual is None else self._result(size)
         self._note(
             RmsNorm,
             ("out", "sum"),
             x=source,
             residual=other,
-            out=self._values.write(out),
-            sum=NOWHERE if residual is None else self._values.write(total),
+            out=written,
+            sum=added,
             weight=self._values.constant(weight, "a norm's weight", (size,)),
             size=size,
             eps=eps,
         )
         return out if residual is None else (out, total)
-
-    def _norm_of_sum(self, x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Joined with the sum over ranks before it, which is not to be read by anything else."""
-        size = weight.shape[0]
-        source = self._operations.pop().fields["x"]
-        other = self._residuals.get(storage_of(residual)) or self._values.read(residual, "the residual of a norm")
-        out, total = self._values.empty(self._num_tokens, size), self._values.empty(self._num_tokens, size)
-        written = self._values.write(total)
-        self._values.forget(x)
-        self._values.forget(total)
-        self._residuals[storage_of(total)] = written
-        self._note(
-            NormOfSum,
-            ("out", "sum"),
-            x=source,
-            residual=other,
-            out=self._values.write(out),
-            sum=written,
-            weight=self._values.constant(weight, "a norm's weight", (size,)),
-            size=size,
-            eps=eps,
-        )
-        return out, total
 
     def rope_and_kv_write(
         self,
@@ -471,6 +389,11 @@ class _Recorder:
             scale=scale,
         )
         return out
+
+    def _result(self, size: int, width: int = 0) -> tuple[Tensor, Columns]:
+        """A new tensor that an operation writes, and where: in a buffer of its columns, or of `width`."""
+        out = self._values.empty(self._num_tokens, size)
+        return out, self._values.write(out, width)
 
     def _note(self, kind: type[Operation], writes: tuple[str, ...], **fields: Field) -> None:
         self._operations.append(Recorded(kind, fields, writes))

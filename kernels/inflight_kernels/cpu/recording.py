@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -61,7 +62,19 @@ class Recorded:
     kind: type[Operation]
     fields: Mapping[str, Field]
     writes: tuple[str, ...]
-    """Names of the fields that it writes; of Columns, it reads the others."""
+    """Names of the fields that it writes, over what was there or not; of Columns, it reads the others."""
+
+    def value(self, name: str) -> Columns:
+        """The field of that name, which is a value."""
+        value = self.fields[name]
+        assert isinstance(value, Columns)
+        return value
+
+    def number(self, name: str) -> int:
+        """The field of that name, which counts something."""
+        number = self.fields[name]
+        assert isinstance(number, int)
+        return number
 
     def columns(self, written: bool) -> list[Columns]:
         """The columns that it writes, or reads."""
@@ -71,8 +84,18 @@ class Recorded:
             if isinstance(value, Columns) and value != NOWHERE and (name in self.writes) == written
         ]
 
+    def buffers(self, written: bool | None = None) -> set[int]:
+        """The buffers that it writes to, or reads from; None = either."""
+        if written is None:
+            return self.buffers(written=True) | self.buffers(written=False)
+        return {columns.buffer for columns in self.columns(written)}
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    def changed(self, kind: type[Operation] | None = None, **fields: Field) -> Recorded:
+        """Another operation in its place, with these fields instead of its own."""
+        return replace(self, kind=kind or self.kind, fields={**self.fields, **fields})
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recording:
     """A network's operations in order, over buffers of a row for each token."""
 
@@ -87,3 +110,16 @@ class Recording:
     output_size: int
     ranks: RankPlace | None
     """The ranks that compute it together; None = it does not exchange anything."""
+
+    @cached_property
+    def uses(self) -> Mapping[int, tuple[int, ...]]:
+        """Buffer -> the places in `operations` that read or write it, in order. The input is written before the first
+        one, at -1, and the result is read behind the last one."""
+        uses: dict[int, list[int]] = {buffer: [] for buffer in range(len(self.widths))}
+        if self.input is not None:
+            uses[self.input].append(-1)
+        for place, operation in enumerate(self.operations):
+            for buffer in operation.buffers():
+                uses[buffer].append(place)
+        uses[self.output.buffer].append(len(self.operations))
+        return {buffer: tuple(places) for buffer, places in uses.items()}

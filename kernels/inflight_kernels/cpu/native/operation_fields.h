@@ -17,8 +17,10 @@ enum class Kind : int64_t {
   SUM,
   GATHER,
   LORA,
+  ADD_DELTA,
   LINEAR,
   GATED_LINEAR,
+  SILU_AND_MUL,
   RMS_NORM,
   NORM_OF_SUM,
   ROPE_AND_KV_WRITE,
@@ -72,8 +74,8 @@ struct Gather {
   int64_t size;
 };
 
-/// delta = scale * B (A x) of each token's low-rank adapter: what the next linear layer adds to its product. Tokens
-/// without an adapter are left out, and a batch without any is not looked at.
+/// delta = scale * B (A x) of each token's low-rank adapter: what a linear layer adds to its product. Tokens without an
+/// adapter are left out, and a batch without any is not looked at.
 struct Lora {
   Kind kind;
   /// `narrow`, of num_slices * max_rank columns, takes A x.
@@ -87,6 +89,15 @@ struct Lora {
   int64_t num_inputs, max_rank, num_slices;
   /// Outputs of each of the layers with the same input, then zeros.
   int64_t widths[3];
+};
+
+/// x += delta where a token has an adapter.
+struct AddDelta {
+  Kind kind;
+  Value x;
+  /// Columns that `Lora` has written.
+  Value delta;
+  int64_t size;
 };
 
 /// out = x @ weight.T + bias, plus delta where a token has an adapter.
@@ -116,6 +127,15 @@ struct GatedLinear {
   const Element* bias;
   int64_t num_inputs, num_outputs;
   int64_t num_deltas;
+};
+
+/// out = silu(gate) * up. x has all of gate before all of up, `size` of each.
+struct SiluAndMul {
+  Kind kind;
+  Value x;
+  /// Behind `size` columns it has zeros up to a multiple of 32.
+  Value out;
+  int64_t size;
 };
 
 /// sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight.
@@ -257,6 +277,11 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Lora, max_rank),
     offsetof(Lora, num_slices),
     offsetof(Lora, widths),
+    sizeof(AddDelta),
+    offsetof(AddDelta, kind),
+    offsetof(AddDelta, x),
+    offsetof(AddDelta, delta),
+    offsetof(AddDelta, size),
     sizeof(Linear),
     offsetof(Linear, kind),
     offsetof(Linear, x),
@@ -276,6 +301,11 @@ constexpr int64_t LAYOUT[] = {
     offsetof(GatedLinear, num_inputs),
     offsetof(GatedLinear, num_outputs),
     offsetof(GatedLinear, num_deltas),
+    sizeof(SiluAndMul),
+    offsetof(SiluAndMul, kind),
+    offsetof(SiluAndMul, x),
+    offsetof(SiluAndMul, out),
+    offsetof(SiluAndMul, size),
     sizeof(RmsNorm),
     offsetof(RmsNorm, kind),
     offsetof(RmsNorm, x),

@@ -1,4 +1,4 @@
-// Operations on each token by itself: embedding, sums over ranks, norms, rotation, writing to the KV cache.
+// Operations on each token by itself: embedding, sums, activation, norms, rotation, writing to the KV cache.
 #pragma once
 
 #include <cmath>
@@ -41,6 +41,30 @@ inline void run(const Sum& op, const Run& step) { step.ranks.sum(step.at(op.x), 
 inline void run(const Gather& op, const Run& step) {
   step.ranks.gather(reinterpret_cast<const char*>(step.at(op.x)), step.batch.num_tokens, op.size * sizeof(Element),
                     reinterpret_cast<char*>(step.at(op.out)));
+}
+
+inline void run(const AddDelta& op, const Run& step) {
+  const Deltas deltas(op.delta, step);
+  share(step.batch.num_tokens, [&](int64_t row) {
+    if (!deltas.has(row)) return;
+    Element* const x = step.at(op.x) + row * step.stride(op.x);
+    for (int64_t i = 0; i < op.size; i += 16) {
+      const int64_t count = op.size - i;
+      store(x + i, deltas.add(row, i, count, load(x + i, count)), count);
+    }
+  });
+}
+
+inline void run(const SiluAndMul& op, const Run& step) {
+  share(step.batch.num_tokens, [&](int64_t row) {
+    const Element* const gate = step.at(op.x) + row * step.stride(op.x);
+    Element* const out = step.at(op.out) + row * step.stride(op.out);
+    for (int64_t i = 0; i < round_up(op.size, PANEL); i += 16) {
+      // What is not loaded is 0, and so is silu(0) * 0.
+      const int64_t count = std::max<int64_t>(op.size - i, 0);
+      store(out + i, rounded(silu(load(gate + i, count))) * load(gate + op.size + i, count));
+    }
+  });
 }
 
 /// `sum` may be in the buffer of `x` or of `residual`, and `out` in the other one.

@@ -30,10 +30,14 @@ void run(const Kind* operation, const Run& step) {
       return run(as<Gather>(operation), step);
     case Kind::LORA:
       return run(as<Lora>(operation), step);
+    case Kind::ADD_DELTA:
+      return run(as<AddDelta>(operation), step);
     case Kind::LINEAR:
       return run(as<Linear>(operation), step);
     case Kind::GATED_LINEAR:
       return run(as<GatedLinear>(operation), step);
+    case Kind::SILU_AND_MUL:
+      return run(as<SiluAndMul>(operation), step);
     case Kind::RMS_NORM:
       return run(as<RmsNorm>(operation), step);
     case Kind::NORM_OF_SUM:
