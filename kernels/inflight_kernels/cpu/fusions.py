@@ -118,7 +118,7 @@ def join_sum(draft: Draft, place: int) -> None:
     if total == NOWHERE or draft.kinds(uses) != [Linear, Sum, RmsNorm]:
         return
     linear, summed, _ = uses
-    # It adds all columns of the sum to something else.
+    # The norm is of all columns of the sum, and of another residual than the sum itself.
     is_whole = draft.operations[summed].number("size") == norm.number("size")
     is_other = norm.value("residual").buffer != x.buffer
     # Other ranks read the results of one norm while this rank computes those of the next: it must not come further.
