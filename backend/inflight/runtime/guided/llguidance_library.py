@@ -1,8 +1,8 @@
 """Grammars by llguidance, the default: its limits count work, so what they refuse is the same on every machine.
 
 Outputs of one grammar share what the library has learned about its expressions, so that the second output finds its
-masks much faster. A limit that is met with that is decided once more by a matcher of the output's own: what it says
-depends on nothing but the grammar and the output's tokens.
+masks faster. A limit that is met with that is decided once more by a matcher that nobody has used: what it says depends
+on nothing but the grammar and the output's tokens.
 """
 
 from __future__ import annotations
@@ -96,20 +96,21 @@ class LlguidanceGrammar:
         """Raises GrammarRefused."""
         self._tokenizer = tokenizer
         self._text = text
-        self._shared = self.new_matcher()
+        self._shared = self._compile()
         if self._shared.is_error():
             raise GrammarRefused(TOO_COMPLEX)
 
     def start(self) -> State:
         return LlguidanceState(self, self._shared.deep_copy())
 
-    def new_matcher(self) -> LLMatcher:
-        """One that shares nothing."""
-        return LLMatcher(self._tokenizer, self._text, log_level=0, limits=PARSER_LIMITS)
+    def renew(self) -> LLMatcher:
+        """One that shares nothing with those before, which have reached a limit together, but with those of outputs
+        that begin from now on."""
+        self._shared = self._compile()
+        return self._shared.deep_copy()
 
-    def renew(self) -> None:
-        """Outputs that begin from now on share nothing with those before: these have reached a limit together."""
-        self._shared = self.new_matcher()
+    def _compile(self) -> LLMatcher:
+        return LLMatcher(self._tokenizer, self._text, log_level=0, limits=PARSER_LIMITS)
 
 
 class LlguidanceState:
@@ -132,7 +133,6 @@ class LlguidanceState:
             if self._has_taken(token_id):
                 return True
             if self.has_failed:
-                self.restart()
                 raise GrammarRefused(TOO_COMPLEX)
         return False
 
@@ -151,9 +151,8 @@ class LlguidanceState:
         return self.matcher.compute_ff_bytes().decode("utf-8", "ignore")
 
     def restart(self) -> None:
-        """Follow the same tokens with a matcher of its own."""
-        self.grammar.renew()
-        self.matcher = self.grammar.new_matcher()
+        """Follow the same tokens with a matcher that nobody has used."""
+        self.matcher = self.grammar.renew()
         self.matcher.try_consume_tokens(self.token_ids)
 
 
