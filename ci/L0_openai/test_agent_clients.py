@@ -18,6 +18,7 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from openai_server import CLIENT
 from server_process import MODEL_REPOSITORY, ServerProcess
+from waiting import until
 
 CHECKPOINT = MODEL_REPOSITORY / "llm" / "1" / "checkpoint"
 TEMPLATE = (
@@ -121,6 +122,22 @@ def test_strict_tools_are_called_as_their_models_say(client: openai.OpenAI, call
         assert isinstance(call.function.parsed_arguments, Feed)
         assert other.message.tool_calls[0].function.parsed_arguments == call.function.parsed_arguments
         assert one.finish_reason == other.finish_reason == "tool_calls"
+
+
+def test_calls_of_strict_tools_are_checked_once_more(
+    server: ServerProcess, client: openai.OpenAI, calls_likely: dict[str, int]
+) -> None:
+    def num_checked() -> float:
+        lines = CLIENT.get(f"{server.openai_url}/metrics").text.splitlines()
+        (line,) = (line for line in lines if line.startswith("inflight_guided_answers_checked_total"))
+        return float(line.split()[-1])
+
+    before, tools = num_checked(), [openai.pydantic_function_tool(Feed)]
+    answer = client.chat.completions.create(
+        model="llm", messages=STORY, logit_bias=calls_likely, parallel_tool_calls=False, tools=tools
+    )
+    assert answer.choices[0].message.tool_calls
+    until(lambda: num_checked() == before + 1, "the call is checked")
 
 
 def test_an_answer_of_a_model_beside_tools(client: openai.OpenAI) -> None:

@@ -31,7 +31,7 @@ from inflight.openai.prompts import PromptEncoder, split_prompts
 from inflight.openai.reasoning import reasoning_style
 from inflight.openai.reasoning_tokens import ReasoningTokens
 from inflight.openai.sampling import Biases, engine_priority, read_biases, sampling_config
-from inflight.openai.tool_use import ToolUse, read_tools
+from inflight.openai.tool_use import CheckText, ToolUse, read_tools
 from inflight.openai.tools.parser import tool_tags
 from inflight.output_config import OutputConfig
 from inflight.request import Request
@@ -78,9 +78,11 @@ class CallBuilder:
         tool_parser: str = "",
         reasoning_parser: str = "",
         fingerprint: Callable[[], str] = str,
+        check_text: CheckText | None = None,
     ) -> None:
         """`tool_parser`, `reasoning_parser`: families whose text the checkpoint writes, "" = none. `fingerprint`: tells
-        the engine's, "" = unknown. Raises ConfigurationError."""
+        the engine's, "" = unknown. `check_text`: of calls' arguments, None = nobody checks them. Raises
+        ConfigurationError."""
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._defaults = defaults
@@ -92,6 +94,7 @@ class CallBuilder:
             tool_tags(tool_parser) if tool_parser else (), () if self._reasoning is None else self._reasoning.tags
         )
         self._fingerprint = fingerprint
+        self._check_text = check_text
         self._max_request_ms = math.ceil(max_request_seconds * 1000)
 
     def chat(self, body: ChatBody, limits: RequestLimits, model: str, adapter: LoRARequest | None) -> Call:
@@ -174,7 +177,7 @@ class CallBuilder:
         if style is None and (use is None or not use.parser):
             return None
         return replace(
-            ChatFormat() if use is None else use.format(),
+            ChatFormat() if use is None else use.format(self._check_text),
             make_splitter=None if style is None else style.splitter_maker(prompt),
             includes_reasoning=not hides,
         )

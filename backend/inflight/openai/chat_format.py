@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from inflight.openai.reasoning import Splitter
-from inflight.openai.tools.events import Content, Event, Reasoning, ToolCallStarted
+from inflight.openai.tools.events import Content, Event, Reasoning, ToolCallArguments, ToolCallStarted
 from inflight.openai.tools.parser import ToolParser
 
 Piece = Reasoning | Event
@@ -30,6 +30,8 @@ class ChatFormat:
     make_splitter: Callable[[], Splitter] | None = None
     """None: no text is reasoning."""
     includes_reasoning: bool = True
+    check_call: Callable[[str, str], None] | None = None
+    """Told of each call that the model has finished: its tool's name, its arguments as JSON text."""
 
 
 class ChatReader:
@@ -40,6 +42,8 @@ class ChatReader:
         self._parser = format.make_tool_parser() if format.make_tool_parser is not None else None
         self._splitter = format.make_splitter() if format.make_splitter is not None else None
         self._has_calls = False
+        self._calls: list[tuple[str, list[str]]] = []
+        """Names and arguments, in pieces; only if someone checks them."""
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain of the text by now."""
@@ -50,7 +54,10 @@ class ChatReader:
     def finish(self) -> list[Piece]:
         """What was held, once no more text comes."""
         pieces = [] if self._splitter is None else self._pieces(self._splitter.finish())
-        return [*pieces, *self._kept([] if self._parser is None else self._parser.finish())]
+        if self._parser is not None:
+            pieces += self._kept(self._parser.finish())
+            self._check_calls(is_last_whole=not self._parser.breaks_off)
+        return pieces
 
     def finish_reason(self, reason: str) -> str:
         """`reason`: the engine's. An answer that was cut says so, whatever it calls, and one that a stop string ended
@@ -77,4 +84,18 @@ class ChatReader:
                 else self._format.keeps_one_call and event.index > 0
             )
             if not drops:
+                if self._format.check_call is not None:
+                    self._note(event)
                 yield event
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, ToolCallStarted):
+            self._calls.append((event.name, []))
+        elif isinstance(event, ToolCallArguments):
+            self._calls[-1][1].append(event.text)
+
+    def _check_calls(self, *, is_last_whole: bool) -> None:
+        whole = self._calls if is_last_whole else self._calls[:-1]
+        for name, arguments in whole:
+            if self._format.check_call is not None:
+                self._format.check_call(name, "".join(arguments))

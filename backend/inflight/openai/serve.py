@@ -222,6 +222,7 @@ class OpenAIServer:
                 tool_parser=self._tool_parser,
                 reasoning_parser=self._reasoning_parser,
                 fingerprint=lambda: system_fingerprint(folders, front.description),
+                check_text=front.check_text if config.guided_decoding_check else None,
             ),
             encoder=self._encoder,
             tokenizer=self._tokenizer,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Container
+import json
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from inflight.errors import ConfigurationError, InvalidRequest
-from inflight.guided_decoding import GuidedDecodingParams
+from inflight.guided_decoding import GuidedDecodingParams, GuideType
 from inflight.openai.api_error import invalid
 from inflight.openai.chat_format import ChatFormat
 from inflight.openai.fields import AllowedToolChoice, ChatBody, FunctionTool, NamedToolChoice
@@ -24,6 +25,8 @@ from inflight.openai.tools.parser import make_tool_parser, new_id_maker
 from inflight.openai.tools.tool import Tool, validate_tools
 from inflight.text.safe_text import safe_text
 
+CheckText = Callable[[str, GuidedDecodingParams, str], None]
+"""Takes what it is, for the log, its guide, and itself."""
 MODES = ("none", "auto", "required")
 MESSAGES = "harmony"
 """The reasoning parser of outputs that are messages."""
@@ -50,8 +53,9 @@ class ToolUse:
     is_named: bool = False
     keeps_one_call: bool = False
 
-    def format(self) -> ChatFormat:
-        """How choices are read, as far as tools go."""
+    def format(self, check_text: CheckText | None = None) -> ChatFormat:
+        """How choices are read, as far as tools go. `check_text`: holds the arguments of calls against the schemas that
+        a grammar has held them to."""
         if not self.parser:
             return ChatFormat()
         return ChatFormat(
@@ -66,7 +70,24 @@ class ToolUse:
             calls_are_all=self.is_forced,
             keeps_one_call=self.keeps_one_call,
             calls_are_a_reason=not self.is_named,
+            check_call=None if check_text is None or self.guide is None else self._check_of_calls(check_text),
         )
+
+    def _check_of_calls(self, check_text: CheckText) -> Callable[[str, str], None]:
+        """Calls of a tool that is not strict may leave out what cannot be enforced: they are checked to be JSON."""
+        schemas = {
+            tool.name: GuidedDecodingParams(
+                guide_type=GuideType.JSON_SCHEMA, guide=json.dumps(tool.schema), is_strict=tool.strict
+            )
+            for tool in self.tools
+            if tool.strict or self.is_forced
+        }
+
+        def check(name: str, arguments: str) -> None:
+            if name in schemas:
+                check_text(f"a call of the tool {name}", schemas[name], arguments)
+
+        return check
 
 
 def choose_tool_parser(asked: str, families: list[str], *, knows_tools: bool, model_type: str = "") -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """`python -m ci.bench.structured_output`: whether guides are followed exactly, what that costs, and what harm they do.
 
 Which schemas are taken and which values their grammars take, for the corpus of the unit tests and for each `--suite`
-(a folder of the official JSON Schema suite's form); times on one thread, for a made vocabulary of 128,000 tokens;
+(a folder of the official JSON Schema suite's form); times on one core, for a made vocabulary of 128,000 tokens;
 guides that are built to do harm; answers drawn from masks of the default model's vocabulary, validated. A table each,
 one line of JSON, and a result file. Nothing is fetched.
 """
@@ -84,7 +84,7 @@ def measure_coverage(suites: Iterable[Path]) -> dict[str, Any]:
 def measure_times(seed: int) -> dict[str, Any]:
     found = guide_times((case.schema for case in corpus()), made_vocabulary(seed), seed)
     rows = [(UNITS[name], *row.values()) for name, row in found.items()]
-    show("one thread, 128,000 tokens, microseconds", ("", "count", "p50", "p99", "longest"), rows)
+    show("128,000 tokens, microseconds of one core", ("", "count", "p50", "p99", "longest"), rows)
     return found
 
 

@@ -34,6 +34,7 @@ from inflight.executor.front.statistics import FrontStatistics
 from inflight.executor.front.statistics_api import StatisticsApi
 from inflight.executor.wire.messages import as_received
 from inflight.generation_defaults import GenerationDefaults
+from inflight.guided_decoding import GuidedDecodingParams
 from inflight.guides.requests import with_grammar
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -273,6 +274,12 @@ class Front(StatisticsApi):
     def num_losses(self) -> int:
         """Times that a replica's ranks were lost and a relaunch began."""
         return self._num_losses
+
+    def check_text(self, name: str, params: GuidedDecodingParams, text: str) -> None:
+        """Hold a part of an answer against a guide of its own, where answers are (`guided_decoding_check`). `name`: it,
+        for the log. Does not wait."""
+        if self._last_check is not None:
+            self._last_check.note_text(name, params, text)
 
     def num_answers_checked(self) -> int:
         """Answers that ended by themselves and were held against their guides (`guided_decoding_check`)."""

@@ -117,6 +117,13 @@ def test_what_did_not_end_by_itself_is_not_checked(asked: Asked, reason: FinishR
     until(lambda: asked.counts == (1, 0), "the one behind them is checked")
 
 
+def test_a_part_of_an_answer_may_have_a_guide_of_its_own(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR):
+        asked.front.check_text("a call", guide(GuideType.JSON_SCHEMA, SCHEMA), '{"a/b": 2}')
+        until(lambda: asked.counts == (1, 1), "it is checked")
+    assert caplog.records[0].getMessage() == 'a call does not follow its guide: minimum at "/properties/a~1b"'
+
+
 def test_a_name_of_a_schema_begins_no_line_of_the_log(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
     schema = {"type": "object", "properties": {"a\nb": {"type": "integer"}}}
     with caplog.at_level(logging.ERROR):
