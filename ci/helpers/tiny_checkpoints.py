@@ -151,6 +151,17 @@ COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {
 }
 
 
+WIDE = {"max_position_embeddings": 1024, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+"""Heads of 32."""
+COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
+    "mistral-wide": _mistral(**WIDE, head_dim=32, sliding_window=40),
+    "qwen2-wide": _qwen2(**WIDE),
+    "phi3-wide": _phi3(0.5, **WIDE),
+    "granite-wide": _granite(**WIDE),
+}
+"""Of the families that COMPILED_CONFIGS has none of."""
+
+
 def architecture_of(name: str) -> str:
     """The class of transformers that computes `name` of CONFIGS."""
     architecture: str = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[CONFIGS[name].model_type]
@@ -225,8 +236,10 @@ class TinyCheckpoint:
 
 
 def make_checkpoint(folder: Path, name: str, dtype: torch.dtype = torch.float32, **save_options: Any) -> TinyCheckpoint:
-    """Write the checkpoint `name` of CONFIGS or COMPILED_CONFIGS to `folder`."""
-    return write_checkpoint(folder, {**CONFIGS, **COMPILED_CONFIGS}[name], len(name), dtype, **save_options)
+    """Write the checkpoint `name` of CONFIGS, COMPILED_CONFIGS or COMPILED_FAMILIES to `folder`."""
+    return write_checkpoint(
+        folder, {**CONFIGS, **COMPILED_CONFIGS, **COMPILED_FAMILIES}[name], len(name), dtype, **save_options
+    )
 
 
 def write_checkpoint(

@@ -72,7 +72,7 @@ def may_compile(config: EngineConfig, model: ModelConfig) -> bool:
     return (
         config.cpu_compile != "false"
         and model.family.experts is None
-        and not model.weight_format.quantized
+        and model.weight_format.quantized != "fp8"
         and model.hidden_size % cpu.STEP == 0
         and model.head_dim % cpu.STEP == 0
     )

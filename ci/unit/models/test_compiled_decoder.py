@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import torch
 from compiled_network import IN_ORDER_OF_FMA, INSTRUCTIONS, Network, Step, config_of, force, needs_compiler
 from model_driver import Driver, Work
 from random_decoders import HEADS, RandomHeads, compile_alone, random_decoder
-from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt
+from tiny_checkpoints import COMPILED_CONFIGS, COMPILED_FAMILIES, TinyCheckpoint, make_checkpoint, make_prompt
 from torch import Tensor
 
 from inflight.config import EngineConfig
@@ -129,11 +130,22 @@ def test_so_are_those_in_float16(checkpoint: TinyCheckpoint, exact_network: Netw
 def test_logits_in_float32_are_those_of_torch_but_for_the_order_of_sums(
     checkpoint: TinyCheckpoint, exact_network: Network
 ) -> None:
-    ours = Network.load(checkpoint, "true", "float32")
+    assert_same_but_for_sums(Network.load(checkpoint, "true", "float32"), exact_network)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", COMPILED_FAMILIES)
+def test_so_are_those_of_every_other_family_without_experts(name: str, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, name)
+    assert_same_but_for_sums(*(Network.load(checkpoint, cpu_compile, "float32") for cpu_compile in ("true", "false")))
+
+
+def assert_same_but_for_sums(ours: Network, of_torch: Network) -> None:
+    """Both in float32."""
     for step in STEPS.values():
-        expected = exact_network.logits(step)
+        expected = of_torch.logits(step)
         assert (ours.logits(step) - expected).norm() < 1e-5 * expected.norm()
-        for mine, theirs in zip(ours.cache.layers, exact_network.cache.layers, strict=True):
+        for mine, theirs in zip(ours.cache.layers, of_torch.cache.layers, strict=True):
             assert (mine.keys - theirs.keys).norm() < 1e-5 * theirs.keys.norm()
             assert (mine.values - theirs.values).norm() < 1e-5 * theirs.values.norm()
 

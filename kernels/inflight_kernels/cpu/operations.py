@@ -116,6 +116,12 @@ class SiluAndMul(Operation):
     )
 
 
+class Scale(Operation):
+    """out = x * factor."""
+
+    _fields_ = Fields((Value, "x out"), ("int64_t", "size"), ("float", "factor"))
+
+
 class RmsNorm(Operation):
     """sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight."""
 
@@ -176,6 +182,7 @@ KINDS: tuple[type[Operation], ...] = (
     Linear,
     GatedLinear,
     SiluAndMul,
+    Scale,
     RmsNorm,
     NormOfSum,
     RopeAndKvWrite,

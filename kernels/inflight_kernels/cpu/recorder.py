@@ -38,6 +38,7 @@ from inflight_kernels.cpu.operations import (
     PrefillAttention,
     RmsNorm,
     RopeAndKvWrite,
+    Scale,
     SiluAndMul,
     Sum,
 )
@@ -84,7 +85,7 @@ def record_plain(
     else:
         x = torch.empty((num_tokens, input_size), dtype=dtype, device="meta")
     recorder = _Recorder(x, batch, dtype)
-    with recording(recorder), TorchOperations():
+    with recording(recorder), TorchOperations(recorder.scale):
         try:
             result = network(x, batch)
             return recorder.finish(result)
@@ -230,6 +231,14 @@ class _Recorder:
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False
     ) -> Tensor:
         return self.silu_and_mul(self.linear(x, weight, bias, deterministic))
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """x * factor, which the networks' parts ask torch for."""
+        size = x.shape[1]
+        source = self._values.read(x, "what is scaled")
+        out, written = self._result(size)
+        self._note(Scale, ("out",), x=source, out=written, size=size, factor=factor)
+        return out
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         size = gate_up.shape[1] // 2

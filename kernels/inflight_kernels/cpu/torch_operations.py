@@ -1,8 +1,10 @@
-"""Which operations of torch itself may run while a network is recorded: those that compute nothing from its tensors."""
+"""Which operations of torch itself may run while a network is recorded: those that compute nothing from its tensors,
+and a product with a number, which C++ has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +20,13 @@ FACTORIES = frozenset(
 
 
 class TorchOperations(TorchDispatchMode):
-    """Sees every operation of torch. Raises Unsupported for one that computes with a meta tensor, but for views."""
+    """Sees every operation of torch. Raises Unsupported for one that computes with a meta tensor, but for views and
+    what the recorder notes."""
+
+    def __init__(self, scale: Callable[[Tensor, float], Tensor]) -> None:
+        """`scale`: notes the product of a meta tensor with a number, and gives its result."""
+        super().__init__()
+        self._scale = scale
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -37,6 +45,8 @@ class TorchOperations(TorchDispatchMode):
             # Some, such as `contiguous`, are a view of their input or a copy of it.
             if is_harmless or set(map(storage_of, inputs)).issuperset(map(storage_of, _meta_tensors(result))):
                 return result
+        if func is torch.ops.aten.mul.Tensor and isinstance(args[1], float | int) and args[0].is_meta:
+            return self._scale(args[0], float(args[1]))
         raise Unsupported(f"C++ has no operation {func.overloadpacket}")
 
 

@@ -21,6 +21,7 @@ enum class Kind : int64_t {
   LINEAR,
   GATED_LINEAR,
   SILU_AND_MUL,
+  SCALE,
   RMS_NORM,
   NORM_OF_SUM,
   ROPE_AND_KV_WRITE,
@@ -136,6 +137,14 @@ struct SiluAndMul {
   /// Behind `size` columns it has zeros up to a multiple of 32.
   Value out;
   int64_t size;
+};
+
+/// out = x * factor.
+struct Scale {
+  Kind kind;
+  Value x, out;
+  int64_t size;
+  float factor;
 };
 
 /// sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight.
@@ -306,6 +315,12 @@ constexpr int64_t LAYOUT[] = {
     offsetof(SiluAndMul, x),
     offsetof(SiluAndMul, out),
     offsetof(SiluAndMul, size),
+    sizeof(Scale),
+    offsetof(Scale, kind),
+    offsetof(Scale, x),
+    offsetof(Scale, out),
+    offsetof(Scale, size),
+    offsetof(Scale, factor),
     sizeof(RmsNorm),
     offsetof(RmsNorm, kind),
     offsetof(RmsNorm, x),

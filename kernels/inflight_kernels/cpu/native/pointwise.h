@@ -67,6 +67,14 @@ inline void run(const SiluAndMul& op, const Run& step) {
   });
 }
 
+inline void run(const Scale& op, const Run& step) {
+  share(step.batch.num_tokens, [&](int64_t row) {
+    const Element* const x = step.at(op.x) + row * step.stride(op.x);
+    Element* const out = step.at(op.out) + row * step.stride(op.out);
+    for (int64_t i = 0; i < op.size; i += 16) store(out + i, load(x + i, op.size - i) * splat(op.factor), op.size - i);
+  });
+}
+
 /// `sum` may be in the buffer of `x` or of `residual`, and `out` in the other one.
 inline void run(const RmsNorm& op, const Run& step) {
   const bool adds = op.residual.buffer >= 0;

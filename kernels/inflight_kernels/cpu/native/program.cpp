@@ -38,6 +38,8 @@ void run(const Kind* operation, const Run& step) {
       return run(as<GatedLinear>(operation), step);
     case Kind::SILU_AND_MUL:
       return run(as<SiluAndMul>(operation), step);
+    case Kind::SCALE:
+      return run(as<Scale>(operation), step);
     case Kind::RMS_NORM:
       return run(as<RmsNorm>(operation), step);
     case Kind::NORM_OF_SUM:
