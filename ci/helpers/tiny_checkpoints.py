@@ -158,6 +158,8 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen2-wide": _qwen2(**WIDE),
     "phi3-wide": _phi3(0.5, **WIDE),
     "granite-wide": _granite(**WIDE),
+    "mixtral-wide": _mixtral(**WIDE, head_dim=32),
+    "qwen3-moe-wide": _qwen3_moe(**WIDE, head_dim=32, norm_topk_prob=False, mlp_only_layers=[1]),
 }
 """Of the families that COMPILED_CONFIGS has none of."""
 

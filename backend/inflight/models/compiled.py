@@ -71,7 +71,6 @@ def may_compile(config: EngineConfig, model: ModelConfig) -> bool:
     """Whether C++ computes networks of such a configuration, on machines that can compile them."""
     return (
         config.cpu_compile != "false"
-        and model.family.experts is None
         and model.weight_format.quantized != "fp8"
         and model.hidden_size % cpu.STEP == 0
         and model.head_dim % cpu.STEP == 0

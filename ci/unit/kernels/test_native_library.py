@@ -56,9 +56,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
 @needs_compiler
 def test_what_cannot_be_packed_is_refused() -> None:
     library = load_library()
-    for weight in (torch.zeros(32, 32), torch.zeros(32, 33).bfloat16()):
-        with pytest.raises(ValueError, match="cannot pack"):
-            pack_weight(library, weight, HugePageArena())
+    with pytest.raises(ValueError, match="cannot pack"):
+        pack_weight(library, torch.zeros(32, 32), HugePageArena())
 
 
 def test_what_an_arena_gives_lies_in_its_regions_apart() -> None:

@@ -108,6 +108,20 @@ class GatedLinear(Linear):
     _fields_ = Fields(("int64_t", "num_deltas"))
 
 
+class Experts(Operation):
+    """out = the weighted sum of what the chosen experts of each token compute of x: down (silu(gate) * up). The largest
+    of the logits choose, and their softmax weighs."""
+
+    _fields_ = Fields(
+        (Value, "x logits out"),
+        ("const Element*", "gate_up down", "Of all experts, each packed as the layers of a gated feed-forward."),
+        ("int64_t", "num_experts num_chosen"),
+        ("int64_t", "renormalizes", "Whether the weights of the chosen ones sum to 1."),
+        ("int64_t", "size", "Of x and out; a multiple of 32."),
+        ("int64_t", "inner_size", "Outputs of gate, and of up; a multiple of 32."),
+    )
+
+
 class SiluAndMul(Operation):
     """out = silu(gate) * up. x has all of gate before all of up, `size` of each."""
 
@@ -181,6 +195,7 @@ KINDS: tuple[type[Operation], ...] = (
     AddDelta,
     Linear,
     GatedLinear,
+    Experts,
     SiluAndMul,
     Scale,
     RmsNorm,

@@ -31,6 +31,7 @@ from inflight_kernels.cpu.operations import (
     AddDelta,
     DecodeAttention,
     Embedding,
+    Experts,
     Gather,
     Linear,
     Lora,
@@ -42,7 +43,7 @@ from inflight_kernels.cpu.operations import (
     SiluAndMul,
     Sum,
 )
-from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported
+from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported, storage_of
 from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field, Recorded, Recording, Weight
 from inflight_kernels.cpu.torch_operations import TorchOperations
 from inflight_kernels.dispatch import recording
@@ -54,7 +55,7 @@ FP8_OPERATIONS = (
     "quantize_per_token",
     "scaled_linear",
 )
-PURPOSES = {"route_experts": "for mixtures of experts", **dict.fromkeys(FP8_OPERATIONS, "for products of fp8")}
+PURPOSES = dict.fromkeys(FP8_OPERATIONS, "for products of fp8")
 """Operation that C++ does not have -> what it is for, where its name does not say it."""
 
 
@@ -107,6 +108,8 @@ class _Recorder:
         self._operations: list[Recorded] = []
         self._values = RecordedValues(self._num_tokens, dtype)
         self._ranks: RankPlace | None = None
+        self._routed: dict[int, tuple[Tensor, Tensor, Columns, bool]] = {}
+        """Storage of chosen experts -> their weights, they, the router's logits, whether they are renormalised."""
         self._input = self._values.write(x).buffer if x.dim() == 2 else None
 
     def finish(self, result: Tensor) -> Recording:
@@ -231,6 +234,48 @@ class _Recorder:
         self, x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False
     ) -> Tensor:
         return self.silu_and_mul(self.linear(x, weight, bias, deterministic))
+
+    def route_experts(self, router_logits: Tensor, top_k: int, renormalize: bool = True) -> tuple[Tensor, Tensor]:
+        """Noted with the experts."""
+        logits = self._values.read(router_logits, "the logits of a router")
+        weights, experts = (torch.empty((self._num_tokens, top_k), device="meta") for _ in range(2))
+        self._routed[storage_of(experts)] = (weights, experts, logits, renormalize)
+        return weights, experts
+
+    def fused_moe(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        w_gate_up: Tensor,
+        w_down: Tensor,
+        out: Tensor | None = None,
+        deterministic: bool = False,
+    ) -> Tensor:
+        routed = self._routed.get(storage_of(experts))
+        if routed is None or routed[0] is not weights or out is not None:
+            raise Unsupported("C++ computes experts that a router of the step has chosen only")
+        (num_experts, size, inner_size), (_, _, logits, renormalizes) = w_down.shape, routed
+        if size % STEP:
+            raise Unsupported(f"experts have {size} features, which is not a multiple of {STEP}")
+        source = self._values.read(x, "the input of experts")
+        out, written = self._result(size)
+        shape = (num_experts, 2 * inner_size, size)
+        self._note(
+            Experts,
+            ("out",),
+            x=source,
+            logits=logits,
+            out=written,
+            gate_up=Weight(self._values.constant(w_gate_up, "gate and up of experts", shape), gated=True),
+            down=Weight(self._values.constant(w_down, "down of experts", w_down.shape)),
+            num_experts=num_experts,
+            num_chosen=experts.shape[1],
+            renormalizes=int(renormalizes),
+            size=size,
+            inner_size=-(-inner_size // STEP) * STEP,
+        )
+        return out
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """x * factor, which the networks' parts ask torch for."""

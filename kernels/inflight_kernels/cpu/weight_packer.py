@@ -67,31 +67,39 @@ class WeightPacker:
     def _pack(self, tensor: Tensor, gated: bool) -> Tensor:
         if self._memory.is_filled:
             tensor = tensor.to("meta")  # only its shape counts: it may have been freed
-        if gated:
-            halves = tensor.view(2, tensor.shape[0] // 2, *tensor.shape[1:])
-            tensor = _pad(halves, 1).flatten(0, 1)
         if tensor.dim() == 1:
-            bias = self._memory.take(tensor.numel(), tensor.dtype)
-            return bias if self._memory.is_filled else bias.copy_(tensor)
-        return pack_weight(self._library, _pad(tensor, 1), self._memory, gated=gated)
+            bias = _join(tensor) if gated else tensor
+            memory = self._memory.take(bias.numel(), bias.dtype)
+            return memory if self._memory.is_filled else memory.copy_(bias)
+        return pack_weight(self._library, tensor, self._memory, gated=gated)
 
 
-def pack_weight(library: NativeLibrary, weight_OI: Tensor, memory: WeightMemory, *, gated: bool = False) -> Tensor:
-    """`weight_OI` as panels, taken from `memory`. It has the library's type, and I is a multiple of 32. `gated`: gate
-    above up, whose panels are joined; O is then a multiple of 32."""
-    num_outputs, num_inputs = weight_OI.shape
-    if weight_OI.dtype != library.dtype or num_inputs % STEP or (gated and num_outputs % STEP):
-        raise ValueError(
-            f"cannot pack {weight_OI.dtype} {tuple(weight_OI.shape)}: {library.dtype}, multiples of {STEP}"
-        )
-    packed = memory.take(library.functions.inflight_packed_size(num_outputs, num_inputs), library.dtype)
-    if memory.is_filled:
-        return packed
-    weight_OI = weight_OI.contiguous()
-    library.functions.inflight_pack(
-        weight_OI.data_ptr(), num_outputs, num_inputs, gated, torch.get_num_threads(), packed.data_ptr()
-    )
+def pack_weight(library: NativeLibrary, weight: Tensor, memory: WeightMemory, *, gated: bool = False) -> Tensor:
+    """`weight` (O, I), or several of that shape one after the other, as panels, taken from `memory`. It has the
+    library's type. With zeros up to a multiple of 32 inputs. `gated`: gate above up, whose panels are joined, with
+    zeros up to a multiple of 32 outputs of each."""
+    if weight.dtype != library.dtype:
+        raise ValueError(f"cannot pack {weight.dtype}, the library is for {library.dtype}")
+    matrices = weight.view(-1, *weight.shape[-2:])
+    num_outputs, num_inputs = _padded(matrices[0], gated).shape
+    size = library.functions.inflight_packed_size(num_outputs, num_inputs)
+    packed = memory.take(len(matrices) * size, library.dtype)
+    if not memory.is_filled:
+        for matrix_OI, panels in zip(matrices, packed.split(size), strict=True):
+            padded_OI = _padded(matrix_OI, gated).contiguous()
+            library.functions.inflight_pack(
+                padded_OI.data_ptr(), num_outputs, num_inputs, gated, torch.get_num_threads(), panels.data_ptr()
+            )
     return packed
+
+
+def _padded(matrix_OI: Tensor, gated: bool) -> Tensor:
+    return _pad(_join(matrix_OI) if gated else matrix_OI, 1)
+
+
+def _join(gate_up: Tensor) -> Tensor:
+    """Gate above up, each with zeros up to a multiple of 32."""
+    return _pad(gate_up.view(2, gate_up.shape[0] // 2, *gate_up.shape[1:]), 1).flatten(0, 1)
 
 
 def _pad(tensor: Tensor, dim: int) -> Tensor:

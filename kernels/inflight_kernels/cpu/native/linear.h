@@ -56,30 +56,43 @@ inline float* own_floats(int64_t count) {
   return room.data();
 }
 
+/// Panels of so many inputs that stay in the second cache while all rows pass over them.
+inline int64_t panels_of_group(int64_t num_inputs) {
+  return std::max<int64_t>(GROUP_BYTES / (num_inputs * PANEL * int64_t(sizeof(Element))), 1);
+}
+
+/// Calls `finish(row, panel, sums)` with the 32 sums of each of up to 32 rows and each panel from `first` to `end`. x
+/// has room for 32 rows.
+template <class Finish>
+inline void multiply_tile(Instruction instruction, const Element* x, int64_t stride, int64_t num_rows,
+                          const Element* packed, int64_t num_inputs, int64_t first, int64_t end, Finish finish) {
+  float* const room = Left::widens(instruction) ? own_floats(num_rows * num_inputs) : nullptr;
+  const Left left(instruction, x, stride, num_rows, num_inputs, room);
+  // A panel's sums are finished after the next panel's product: read at once, they would have to leave the tiles first.
+  alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
+  for (int64_t panel = first; panel <= end; ++panel) {
+    if (panel < end)
+      left.multiply<false>(packed + panel_elements(panel * num_inputs), num_inputs / PANEL, sums[panel % 2], PANEL);
+    if (panel > first)
+      for (int64_t row = 0; row < num_rows; ++row) finish(row, panel - 1, sums[(panel - 1) % 2] + row * PANEL);
+  }
+}
+
 /// Calls `finish(row, panel, sums)` with the 32 sums of each row and panel. x has room for a multiple of 32 rows.
 template <class Finish>
 inline void multiply(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
                      const Element* packed, int64_t num_inputs, int64_t num_panels, Finish finish) {
   const Instruction instruction = instruction_for(instructions, num_rows);
-  const int64_t num_steps = num_inputs / PANEL, num_tiles = ceil_div(num_rows, ROWS_AT_ONCE);
+  const int64_t num_tiles = ceil_div(num_rows, ROWS_AT_ONCE);
   // Few rows wait for memory, which gives most to threads that read on and on: a group for each. With more rows a group
   // is what stays in the second cache while all rows pass over it.
-  const int64_t fitting = std::max<int64_t>(GROUP_BYTES / (num_inputs * PANEL * int64_t(sizeof(Element))), 1);
-  const int64_t group = num_tiles == 1 ? ceil_div(num_panels, omp_get_num_threads()) : std::min(fitting, num_panels);
+  const int64_t group =
+      num_tiles == 1 ? ceil_div(num_panels, omp_get_num_threads()) : std::min(panels_of_group(num_inputs), num_panels);
   share(ceil_div(num_panels, group) * num_tiles, [&](int64_t item) {
     const int64_t first = item / num_tiles * group, end = std::min(first + group, num_panels);
     const int64_t start = item % num_tiles * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, num_rows - start);
-    float* const room = Left::widens(instruction) ? own_floats(count * num_inputs) : nullptr;
-    const Left left(instruction, x + start * stride, stride, count, num_inputs, room);
-    // A panel's sums are finished after the next panel's product: read at once, they would have to leave the tiles
-    // first.
-    alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
-    for (int64_t panel = first; panel <= end; ++panel) {
-      if (panel < end)
-        left.multiply<false>(packed + panel_elements(panel * num_inputs), num_steps, sums[panel % 2], PANEL);
-      if (panel > first)
-        for (int64_t row = 0; row < count; ++row) finish(start + row, panel - 1, sums[(panel - 1) % 2] + row * PANEL);
-    }
+    multiply_tile(instruction, x + start * stride, stride, count, packed, num_inputs, first, end,
+                  [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel, sums); });
   });
 }
 
@@ -128,7 +141,9 @@ inline void run(const Linear& op, const Run& step) {
          });
 }
 
-/// Rounds where the linear layer, silu and the product would each be an operation of their own.
+/// silu(gate) * up, rounded where the linear layer, silu and the product would each be an operation of their own.
+inline Floats gated(Floats gate, Floats up) { return rounded(silu(rounded(gate))) * rounded(up); }
+
 inline void run(const GatedLinear& op, const Run& step) {
   const Deltas deltas(op.delta, step);
   Element* const out = step.at(op.out);
@@ -145,7 +160,7 @@ inline void run(const GatedLinear& op, const Run& step) {
                gate = deltas.add(row, 16 * panel, count, gate);
                up = deltas.add(row, op.num_deltas + 16 * panel, count, up);
              }
-             store(out + row * out_stride + 16 * panel, rounded(silu(rounded(gate))) * rounded(up));
+             store(out + row * out_stride + 16 * panel, gated(gate, up));
            });
 }
 

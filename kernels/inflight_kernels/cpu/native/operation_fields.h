@@ -20,6 +20,7 @@ enum class Kind : int64_t {
   ADD_DELTA,
   LINEAR,
   GATED_LINEAR,
+  EXPERTS,
   SILU_AND_MUL,
   SCALE,
   RMS_NORM,
@@ -128,6 +129,22 @@ struct GatedLinear {
   const Element* bias;
   int64_t num_inputs, num_outputs;
   int64_t num_deltas;
+};
+
+/// out = the weighted sum of what the chosen experts of each token compute of x: down (silu(gate) * up). The largest of
+/// the logits choose, and their softmax weighs.
+struct Experts {
+  Kind kind;
+  Value x, logits, out;
+  /// Of all experts, each packed as the layers of a gated feed-forward.
+  const Element *gate_up, *down;
+  int64_t num_experts, num_chosen;
+  /// Whether the weights of the chosen ones sum to 1.
+  int64_t renormalizes;
+  /// Of x and out; a multiple of 32.
+  int64_t size;
+  /// Outputs of gate, and of up; a multiple of 32.
+  int64_t inner_size;
 };
 
 /// out = silu(gate) * up. x has all of gate before all of up, `size` of each.
@@ -310,6 +327,18 @@ constexpr int64_t LAYOUT[] = {
     offsetof(GatedLinear, num_inputs),
     offsetof(GatedLinear, num_outputs),
     offsetof(GatedLinear, num_deltas),
+    sizeof(Experts),
+    offsetof(Experts, kind),
+    offsetof(Experts, x),
+    offsetof(Experts, logits),
+    offsetof(Experts, out),
+    offsetof(Experts, gate_up),
+    offsetof(Experts, down),
+    offsetof(Experts, num_experts),
+    offsetof(Experts, num_chosen),
+    offsetof(Experts, renormalizes),
+    offsetof(Experts, size),
+    offsetof(Experts, inner_size),
     sizeof(SiluAndMul),
     offsetof(SiluAndMul, kind),
     offsetof(SiluAndMul, x),

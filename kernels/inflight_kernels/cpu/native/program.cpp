@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "decode_attention.h"
+#include "experts.h"
 #include "lora.h"
 #include "pointwise.h"
 #include "prefill_attention.h"
@@ -36,6 +37,8 @@ void run(const Kind* operation, const Run& step) {
       return run(as<Linear>(operation), step);
     case Kind::GATED_LINEAR:
       return run(as<GatedLinear>(operation), step);
+    case Kind::EXPERTS:
+      return run(as<Experts>(operation), step);
     case Kind::SILU_AND_MUL:
       return run(as<SiluAndMul>(operation), step);
     case Kind::SCALE:
@@ -55,19 +58,6 @@ void run(const Kind* operation, const Run& step) {
   }
 }
 
-/// Memory cut into pieces that begin at pages. `start` may be null where only `num_bytes` matters.
-struct Pieces {
-  char* start;
-  int64_t num_bytes = 0;
-
-  template <class Element>
-  Element* take(int64_t count) {
-    char* taken = start ? start + num_bytes : nullptr;
-    num_bytes += round_up(count * sizeof(Element), PAGE);
-    return reinterpret_cast<Element*>(taken);
-  }
-};
-
 RankSegment open(const Ranks& ranks) { return RankSegment(ranks.segment, ranks.rank, ranks.size); }
 
 /// Rows that one rank of several adds up before it would have met the others.
@@ -77,11 +67,12 @@ bool splits_rows(const Program& program, const Batch& batch) {
   return program.ranks.segment && batch.num_tokens > FEW_ROWS;
 }
 
-/// Memory of one run: all buffers but that of the result, then what attention needs.
+/// Memory of one run: all buffers but that of the result, then what attention and experts need.
 struct Workspace {
   std::vector<Element*> buffers;
   float* parts;
   Element* packed;
+  char* choices;
   int64_t num_bytes;
 
   /// `start` may be null where only `num_bytes` matters.
@@ -100,16 +91,22 @@ struct Workspace {
       else
         buffers[i] = i == program.output ? out : own.take<Element>(count);
     }
-    int64_t part_floats = 0, packed_elements = 0;
+    int64_t part_floats = 0, packed_elements = 0, choice_bytes = 0;
     for (int64_t i = 0; i < program.num_operations; ++i) {
       const Kind* operation = program.operations[i];
       if (*operation == Kind::DECODE_ATTENTION)
         part_floats = std::max(part_floats, count_part_floats(as<Attention>(operation), batch));
       if (*operation == Kind::PREFILL_ATTENTION)
         packed_elements = std::max(packed_elements, count_packed(as<Attention>(operation), batch, program));
+      if (*operation == Kind::EXPERTS) {
+        Pieces pieces{nullptr};
+        Choices(as<Experts>(operation), batch.num_tokens, pieces);
+        choice_bytes = std::max(choice_bytes, pieces.num_bytes);
+      }
     }
     parts = own.take<float>(part_floats);
     packed = own.take<Element>(packed_elements);
+    choices = own.take<char>(choice_bytes);
     num_bytes = own.num_bytes;
   }
 };
@@ -140,13 +137,8 @@ int64_t inflight_workspace_bytes(const Program* program, const Batch* batch) {
 void inflight_run(const Program* program, const Batch* batch, int64_t num_threads, const Element* x, Element* out,
                   char* workspace) {
   const Workspace work(*program, *batch, workspace, out);
-  const Run step{*program,
-                 *batch,
-                 work.buffers.data(),
-                 work.parts,
-                 work.packed,
-                 open(program->ranks),
-                 splits_rows(*program, *batch)};
+  const Run step{*program,    *batch,       work.buffers.data(),  work.parts,
+                 work.packed, work.choices, open(program->ranks), splits_rows(*program, *batch)};
   const Element* const result = work.buffers[program->output];
   if (program->input >= 0)
     std::memcpy(work.buffers[program->input], x, batch->num_tokens * program->widths[program->input] * sizeof(Element));
