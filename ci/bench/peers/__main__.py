@@ -27,6 +27,8 @@ from ci.bench.workload import Job, batch_jobs, prompt
 ROOT = Path(__file__).resolve().parents[3]
 TOKENIZER = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
 SEED = 20
+WARM_UP_JOBS = 4
+"""Of case (b), in the round that is not counted."""
 DEFAULT = (
     "inflight:bfloat16",
     "inflight:float32",
@@ -41,6 +43,7 @@ DEFAULT = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds")
+    parser.add_argument("--jobs", type=int, default=32, help="requests of case (b)")
     parser.add_argument("--engines", nargs="+", default=DEFAULT, help="PEER:FORMAT[:VARIANT], see peer.py")
     parser.add_argument("--shape", choices=SHAPES, default="135m", help="of the checkpoint, made if missing")
     parser.add_argument(
@@ -67,7 +70,7 @@ def main() -> int:
             except (Unavailable, RuntimeError) as error:
                 unavailable[str(contender)] = str(error)
                 print(f"{contender} is left out: {error}", flush=True)
-        rows = measure(workers, options.rounds, unavailable)
+        rows = measure(workers, options.rounds, options.jobs, unavailable)
     summary = summarise(rows, options.most_foreign)
     show(summary, unavailable, options.most_foreign)
     found = machine() | {"shape": options.shape}
@@ -90,12 +93,14 @@ def start(contender: Contender, checkpoint: Path, minutes: float) -> WorkerProce
     return WorkerProcess([str(python), str(WORKERS / peer.worker), str(model), contender.format], log, variables)
 
 
-def measure(workers: Mapping[str, WorkerProcess], num_rounds: int, unavailable: dict[str, str]) -> list[Row]:
+def measure(
+    workers: Mapping[str, WorkerProcess], num_rounds: int, num_jobs: int, unavailable: dict[str, str]
+) -> list[Row]:
     """The counted rounds. An engine that fails gets no further requests, and its reason is put into `unavailable`."""
     rows: list[Row] = []
     rng = random.Random(SEED)
     for number in range(num_rounds + 1):
-        for case, jobs in round_of(rng).items():
+        for case, jobs in round_of(rng, num_jobs if number else WARM_UP_JOBS).items():
             for name in (name for name in workers if name not in unavailable):
                 try:
                     answer = workers[name].ask(jobs)
@@ -112,11 +117,11 @@ def measure(workers: Mapping[str, WorkerProcess], num_rounds: int, unavailable: 
     return rows
 
 
-def round_of(rng: random.Random) -> dict[str, Sequence[Job]]:
+def round_of(rng: random.Random, num_jobs: int) -> dict[str, Sequence[Job]]:
     """By case, in the order in which they are measured."""
     return {
         "decode": [Job(prompt(rng, 128), 128)],
-        "batch": batch_jobs(rng, random.Random(SEED)),
+        "batch": batch_jobs(rng, random.Random(SEED), num_jobs),
         "prefill": [Job(prompt(rng, 1024), 1)],
     }
 

@@ -27,14 +27,18 @@ def python_of(peer: Peer, minutes: float) -> Path:
         return Path(sys.executable)
     folder = LOCAL / peer.name
     python, recipe = folder / "bin" / "python", folder / RECIPE
-    wanted = json.dumps({"requirements": peer.requirements, "build": dict(peer.build)})
+    wanted = json.dumps({"requirements": peer.requirements, "unwanted": peer.unwanted, "build": dict(peer.build)})
     if recipe.exists() and recipe.read_text() == wanted:
         return python
     shutil.rmtree(folder, ignore_errors=True)
     print(f"{peer.name} is installed into {folder}", flush=True)
     log = LOCAL / f"{peer.name}.log"
     _run([sys.executable, "-m", "venv", str(folder)], log, minutes)
-    _run([str(python), "-m", "pip", "install", *peer.requirements], log, minutes, dict(peer.build))
+    # pip would keep what it builds, and give it to a peer that wants the same version built otherwise.
+    pip = [str(python), "-m", "pip", *(["--no-cache-dir"] if peer.build else [])]
+    _run([*pip, "install", *peer.requirements], log, minutes, dict(peer.build))
+    if peer.unwanted:
+        _run([*pip, "uninstall", "--yes", *peer.unwanted], log, minutes)
     recipe.write_text(wanted)
     return python
 

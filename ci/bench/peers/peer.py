@@ -21,6 +21,8 @@ class Peer:
     checkpoint is read as it is."""
     requirements: tuple[str, ...] = ()
     """pip's, of an environment of its own; none = this process's own."""
+    unwanted: tuple[str, ...] = ()
+    """Packages that the requirements bring and that are removed again."""
     build: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the installation."""
     variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -67,9 +69,10 @@ PEERS = {
                 "optimum-intel==2.2.0",
                 "nncf==3.4.0",
                 "torch==2.13.0",
-                "torchvision==0.28.0",
                 "transformers==5.5.4",
             ),
+            # Nothing here uses it, and its build for GPUs cannot be imported beside a torch for CPUs.
+            unwanted=("torchvision",),
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""llama.cpp as a worker: a loop over its sequences, as its server has one. MODEL FORMAT; the file decides the format."""
+"""llama.cpp as a worker: a loop over its sequences, as its server has one. MODEL FORMAT, which the file decides."""
 
 from __future__ import annotations
 
