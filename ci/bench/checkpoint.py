@@ -1,4 +1,4 @@
-"""The checkpoint that is measured: a Llama of 135 M parameters with random bfloat16 weights, created if it is missing.
+"""The checkpoint that is measured: a Llama with random bfloat16 weights, created if it is missing.
 
 It has the shape of small language models that are served on CPUs. Its weights are meaningless, so lengths are forced.
 """
@@ -6,6 +6,7 @@ It has the shape of small language models that are served on CPUs. Its weights a
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,20 +16,36 @@ MAX_POSITIONS = 8192
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
-def make_checkpoint(folder: Path, tokenizer: Path, num_heads: int = 9, num_kv_heads: int = 3) -> Path:
-    """The checkpoint in `folder`, with the tokenizer of another so that a server can load it; it is never used. Other
-    numbers of heads, which have 64 elements, are for several ranks."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a Llama whose heads have 64 elements."""
+
+    hidden_size: int = 576
+    num_layers: int = 30
+    num_heads: int = 9
+    num_kv_heads: int = 3
+    intermediate_size: int = 1536
+
+
+SHAPES = {
+    "135m": Shape(),
+    "1b": Shape(hidden_size=2048, num_layers=16, num_heads=32, num_kv_heads=8, intermediate_size=8192),
+}
+
+
+def make_checkpoint(folder: Path, tokenizer: Path, shape: Shape = SHAPES["135m"]) -> Path:
+    """The checkpoint in `folder`, with the tokenizer of another so that a server can load it; it is never used."""
     if not Path(folder, TOKENIZER_FILES[-1]).exists():
         from transformers import LlamaConfig, LlamaForCausalLM  # takes seconds to import
 
         torch.manual_seed(0)
         config = LlamaConfig(
-            hidden_size=576,
-            num_hidden_layers=30,
-            num_attention_heads=num_heads,
-            num_key_value_heads=num_kv_heads,
+            hidden_size=shape.hidden_size,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_kv_heads,
             head_dim=64,
-            intermediate_size=1536,
+            intermediate_size=shape.intermediate_size,
             vocab_size=VOCAB_SIZE,
             tie_word_embeddings=True,
             max_position_embeddings=MAX_POSITIONS,

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ci.bench.checkpoint import make_checkpoint
+from ci.bench.checkpoint import Shape, make_checkpoint
 from ci.bench.engines import Inflight, engine_parameters
 from ci.bench.report import machine, result_path
 from ci.bench.workload import CASES, Job, batch_jobs, prompt
@@ -61,7 +61,7 @@ def main() -> int:
     print(f"{'us a sum of kB':24}" + "".join(f"{kilobytes:>9}" for kilobytes in sums["gloo"]))
     for way, row in sums.items():
         print(f"{way:24}" + "".join(f"{micros:9.1f}" for micros in row.values()))
-    checkpoint = make_checkpoint(options.checkpoint, TOKENIZER, num_heads=12, num_kv_heads=4)
+    checkpoint = make_checkpoint(options.checkpoint, TOKENIZER, Shape(num_heads=12, num_kv_heads=4))
     rates = measure_engines(checkpoint, options.rounds, options.requests, with_torch=not options.no_torch)
     summary = {"broadcast_us": broadcasts, "sum_us": sums, "tokens_per_second": summarise(rates)}
     for case, engines in summary["tokens_per_second"].items():
