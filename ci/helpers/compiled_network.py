@@ -148,5 +148,16 @@ class Network:
         metadata = step.metadata(given)
         if slots is not None:
             metadata = replace(metadata, adapters_T=torch.tensor(slots, dtype=torch.int32))
-        token_ids = torch.randint(0, 203, metadata.positions_T.shape, generator=torch.Generator().manual_seed(2))
-        return self.decoder.forward(token_ids, self.cache.layers, metadata)
+        return self.decoder.forward(self._token_ids(metadata), self.cache.layers, metadata)
+
+    @torch.inference_mode()
+    def layers(self, step: Step, wanted: frozenset[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """The same, and outputs of layers."""
+        assert isinstance(self.decoder, network.LayeredNetwork)
+        self.fill_cache()
+        metadata = step.metadata()
+        return self.decoder.forward_layers(self._token_ids(metadata), self.cache.layers, metadata, wanted)
+
+    @staticmethod
+    def _token_ids(metadata: AttentionMetadata) -> Tensor:
+        return torch.randint(0, 203, metadata.positions_T.shape, generator=torch.Generator().manual_seed(2))

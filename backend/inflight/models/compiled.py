@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class CompiledNetwork:
-    """See Network."""
+    """See LayeredNetwork."""
 
     cache_specs: tuple[CacheSpec, ...]
     sum_order: str
@@ -40,13 +40,35 @@ class CompiledNetwork:
     """Token ids, or the residual stream of an earlier pipeline stage, to hidden states."""
     head: Program | None
     """Hidden states to logits; None = a later stage has it."""
+    by_layer: tuple[Program, ...]
+    """The same as `hidden_states`, with the same bits, in parts: each layer, then the norm that a head needs."""
+    first_layer: int = 0
+    """Number of its first layer in the whole network."""
 
     def forward(self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """See Network; `caches` are those that it was compiled for."""
+        return self.hidden_states(x_T, self._batch(x_T, metadata))
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.cache_specs)
+
+    def forward_layers(
+        self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """See LayeredNetwork."""
+        batch, outputs = self._batch(x_T, metadata), {}
+        for number, part in enumerate(self.by_layer, self.first_layer):
+            x_T = part(x_T, batch)
+            if number in wanted:
+                outputs[number] = x_T
+        return x_T, outputs
+
+    def _batch(self, x_T: Tensor, metadata: AttentionMetadata) -> Batch:
         given_T, given_rows = None, None
         if metadata.given is not None:
             given_T, given_rows = _given(metadata.given, len(x_T), self.hidden_states.dtype)
-        batch = Batch(
+        return Batch(
             positions_T=metadata.positions_T,
             slots_T=metadata.slot_mapping_T,
             block_table=metadata.block_table,
@@ -59,7 +81,6 @@ class CompiledNetwork:
             given_rows=given_rows,
             adapters_T=metadata.adapters_T,
         )
-        return self.hidden_states(x_T, batch)
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
         """See Network."""
@@ -108,8 +129,10 @@ def compile_network(
             logger.log(level, "the layers run in torch, several times slower: %s", reason)
         return network
     library, recordings = prepared
-    packer = WeightPacker(library, recordings, weights)
-    hidden_states, *heads = (Program(library, recording, packer) for recording in recordings)
+    packer = WeightPacker(library, recordings.all, weights)
+    hidden_states = Program(library, recordings.hidden_states, packer)
+    head = None if recordings.head is None else Program(library, recordings.head, packer)
+    by_layer = tuple(Program(library, recording, packer) for recording in recordings.by_layer)
     seconds = time.monotonic() - started
     logger.info(
         "the layers are compiled for %s and packed after %.1f s; products of %s",
@@ -121,8 +144,25 @@ def compile_network(
         cache_specs=network.cache_specs,
         sum_order=library.sum_order,
         hidden_states=hidden_states,
-        head=heads[0] if heads else None,
+        head=head,
+        by_layer=by_layer,
+        first_layer=recordings.first_layer,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recordings:
+    """See CompiledNetwork."""
+
+    hidden_states: Recording
+    head: Recording | None
+    by_layer: tuple[Recording, ...]
+    first_layer: int
+
+    @property
+    def all(self) -> list[Recording]:
+        """What is computed in every step first."""
+        return [self.hidden_states, *([] if self.head is None else [self.head]), *self.by_layer]
 
 
 def _prepare(
@@ -131,13 +171,13 @@ def _prepare(
     caches: Sequence[LayerCache],
     device: torch.device,
     group: TensorParallelGroup,
-) -> tuple[NativeLibrary, tuple[Recording, ...]]:
+) -> tuple[NativeLibrary, Recordings]:
     """Raises Unsupported or LibraryUnavailable."""
-    recordings = _record(network, caches, device, group)
-    library = cpu.load_library(recordings[0].dtype, order=cpu.Order(config.cpu_order))
+    recordings = record_network(network, caches, device, group)
+    library = cpu.load_library(recordings.hidden_states.dtype, order=cpu.Order(config.cpu_order))
     # Rows of one token may be padded to a full batch beside a step's other tokens.
     num_tokens = config.max_num_tokens + config.max_batch_size
-    most_tokens = min(cpu.most_tokens(library, recording) for recording in recordings)
+    most_tokens = min(cpu.most_tokens(library, recording) for recording in recordings.all)
     if num_tokens > most_tokens:
         raise Unsupported(
             f"a step may have {num_tokens} tokens (keys max_num_tokens and max_batch_size), and the memory that the "
@@ -146,10 +186,10 @@ def _prepare(
     return library, recordings
 
 
-def _record(
+def record_network(
     network: Network, caches: Sequence[LayerCache], device: torch.device, group: TensorParallelGroup
-) -> tuple[Recording, ...]:
-    """The operations of `forward` and, in the last pipeline stage, of `logits`. Raises Unsupported."""
+) -> Recordings:
+    """Raises Unsupported."""
     if not isinstance(network, Decoder):
         raise Unsupported("layers in C++ are the engine's own, and transformers computes these (key model_impl)")
     if device.type != "cpu":
@@ -161,13 +201,20 @@ def _record(
     if reason := cpu.unsupported_reason():
         raise Unsupported(reason)
     dtype = network.cache_specs[0].dtype
-    hidden_states = cpu.record(
-        lambda x_T, batch: network.forward(x_T, caches, _metadata(batch)), network.input_size, dtype
+
+    def record(part: Decoder, caches: Sequence[LayerCache]) -> Recording:
+        return cpu.record(lambda x_T, batch: part.forward(x_T, caches, _metadata(batch)), part.input_size, dtype)
+
+    hidden_states, head = record(network, caches), None
+    if network.head is not None:
+        head = cpu.record(lambda hidden_BD, _: network.logits(hidden_BD), hidden_states.output_size, dtype)
+    of_layer = zip(network.by_layer(), [*([cache] for cache in caches), []], strict=False)
+    return Recordings(
+        hidden_states=hidden_states,
+        head=head,
+        by_layer=tuple(record(part, own) for part, own in of_layer),
+        first_layer=network.first_layer,
     )
-    if network.head is None:
-        return (hidden_states,)
-    head = cpu.record(lambda hidden_BD, _: network.logits(hidden_BD), hidden_states.output_size, dtype)
-    return hidden_states, head
 
 
 def _metadata(batch: Batch) -> AttentionMetadata:

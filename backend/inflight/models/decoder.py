@@ -8,7 +8,7 @@ Legend: T tokens, B rows that sample, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -73,6 +73,20 @@ class Decoder:
             if self.first_layer + number in wanted:
                 outputs[self.first_layer + number] = stream_TD
         return stream_TD if self.head is None else normed_TD, outputs
+
+    def by_layer(self) -> list[Decoder]:
+        """The same network as stages of one layer each, whose results are their layers' outputs; and what is behind the
+        last one, its norm, if this one has a head."""
+        stages = []
+        for number, layer in enumerate(self.layers):
+            norm = self.layers[number + 1].input_norm if number + 1 < len(self.layers) else self.norm
+            assert isinstance(norm, RMSNorm), "quantised products, which have no stages"
+            embedding = None if number else self.embedding
+            first_layer = self.first_layer + number
+            stages.append(
+                replace(self, embedding=embedding, layers=[layer], norm=norm, head=None, first_layer=first_layer)
+            )
+        return stages if self.head is None else [*stages, replace(self, embedding=None, layers=[])]
 
     def _begin(self, x_T: Tensor, norm: Norm[Any], metadata: AttentionMetadata) -> tuple[Any, Tensor]:
         """The residual stream, normalised and as it is."""

@@ -162,6 +162,18 @@ def assert_as_exact(compiled: Network, of_torch: Network, exact: Network, step: 
 
 
 @needs_compiler
+@pytest.mark.parametrize("step", [Step(decodes=[7, 30, 12]), Step(decodes=[30], prefills=[(3, 40), (8, 9)])])
+def test_outputs_of_layers_change_no_bit(compiled_network: Network, torch_network: Network, step: Step) -> None:
+    expected = compiled_network.hidden_states(step)
+    (found, outputs), (_, of_torch) = (
+        network.layers(step, frozenset({0, 2})) for network in (compiled_network, torch_network)
+    )
+    assert torch.equal(found, expected)
+    for number in (0, 2):
+        assert (outputs[number].float() - of_torch[number]).norm() < 0.02 * of_torch[number].float().norm()
+
+
+@needs_compiler
 @pytest.mark.parametrize("packed_at_once", [1, 6000, 13000])
 def test_chunks_that_do_not_fit_together_take_turns(
     compiled_network: Network, packed_at_once: int, monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.given_embeddings import GivenEmbeddings
-from inflight.models.compiled import CompiledNetwork, _record, compile_network
+from inflight.models.compiled import CompiledNetwork, compile_network, record_network
 from inflight.models.decoder import Decoder
 from inflight.runtime import loading
 from inflight_kernels import cpu
@@ -124,6 +124,10 @@ class Parts:
         assert all(torch.equal(first, other) for other in others)
         return first
 
+    def layers(self, step: Step, wanted: frozenset[int]) -> list[tuple[Tensor, dict[int, Tensor]]]:
+        """Of each rank."""
+        return self._on_each(lambda rank: self.of_ranks[rank].layers(step, wanted))
+
     def _on_each(self, compute: Callable[[int], Any]) -> list[Any]:
         return [compute(0)] if self._ranks is None else self._ranks.run(compute)
 
@@ -188,6 +192,17 @@ def test_given_embeddings(checkpoint: TinyCheckpoint, compiled: Parts, in_torch:
     assert not torch.equal(found, compiled.logits(step))
 
 
+@pytest.mark.parametrize("name", ["decodes", "mixed"])
+def test_outputs_of_layers_change_no_bit(compiled: Parts, name: str) -> None:
+    """And each is whole on every rank."""
+    expected = compiled.hidden_states(STEPS[name])
+    (found, outputs), *others = compiled.layers(STEPS[name], frozenset({0, 2}))
+    assert torch.equal(found, expected)
+    for _, other in others:
+        assert outputs.keys() == other.keys()
+        assert all(torch.equal(outputs[number], other[number]) for number in outputs)
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_a_stage_ends_with_the_whole_residual_stream(
     first_stage: Parts, in_torch: Parts, exact: Parts, name: str, monkeypatch: pytest.MonkeyPatch
@@ -209,10 +224,12 @@ def first_stage(checkpoint: TinyCheckpoint, ranks: ThreadRanks) -> Parts:
         part = parts.of_ranks[rank]
         assert isinstance(part.decoder, Decoder)
         stage = replace(part.decoder, head=None)
-        recordings = _record(stage, part.cache.layers, torch.device("cpu"), groups[rank])
+        recordings = record_network(stage, part.cache.layers, torch.device("cpu"), groups[rank])
         library = cpu.load_library()
-        program = cpu.Program(library, recordings[0], cpu.WeightPacker(library, recordings))
-        return CompiledNetwork(cache_specs=stage.cache_specs, sum_order="", hidden_states=program, head=None)
+        program = cpu.Program(library, recordings.hidden_states, cpu.WeightPacker(library, recordings.all))
+        return CompiledNetwork(
+            cache_specs=stage.cache_specs, sum_order="", hidden_states=program, head=None, by_layer=()
+        )
 
     for part, network in zip(parts.of_ranks, ranks.run(compile_part), strict=True):
         part.decoder = network
