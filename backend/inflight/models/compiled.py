@@ -1,6 +1,6 @@
 """A network that runs in C++ compiled for this CPU, or one rank's part of it, sums over the ranks included.
 
-The network is not described a second time: its own forward pass is recorded (inflight_kernels.cpu.recorder). What C++
+The network is not described a second time: its own forward pass is recorded (inflight_kernels.cpu.record). What C++
 has no operation for is the reason why torch runs the network instead.
 """
 

@@ -20,7 +20,7 @@ from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.draft import Draft
 from inflight_kernels.cpu.fusions import Rule
 from inflight_kernels.cpu.operations import GatedLinear, Linear, Lora, NormOfSum
-from inflight_kernels.cpu.recorder import record_plain
+from inflight_kernels.cpu.record import record_plain
 from inflight_kernels.cpu.recording import NOWHERE, Weight
 from inflight_kernels.dispatch import recorder_of
 

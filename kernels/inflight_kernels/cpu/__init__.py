@@ -2,7 +2,7 @@
 
 The torch reference is right on every machine. What it costs there is dozens of small operations between the matrix
 products, products that lay their weights out anew, attention above the diagonal, and the interpreter between all of
-them. Here a network's operations are recorded once (recorder.py), joined where C++ computes them together (fusions.py),
+them. Here a network's operations are recorded once (record.py), joined where C++ computes them together (fusions.py),
 and become a program, which one call a step runs over weights laid out once (program.py, native/), in float32, float16
 or bfloat16. It needs g++ and AVX2; variants.py has the sets of instructions that it is compiled for, and
 instructions.py what multiplies bfloat16.
@@ -29,8 +29,8 @@ from inflight_kernels.cpu.library import (
     unsupported_reason,
 )
 from inflight_kernels.cpu.program import Program, most_tokens
+from inflight_kernels.cpu.record import record
 from inflight_kernels.cpu.recorded_values import STEP, Unsupported
-from inflight_kernels.cpu.recorder import record
 from inflight_kernels.cpu.recording import Recording
 from inflight_kernels.cpu.variants import VARIANTS, Variant, variants_here
 from inflight_kernels.cpu.weight_packer import WeightMemory, WeightPacker, pack_weight

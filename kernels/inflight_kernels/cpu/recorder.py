@@ -1,23 +1,15 @@
-"""Records the operations of a network, by calling it once with tensors that have no memory (meta tensors).
-
-While it records, the functions of inflight_kernels called with meta tensors are the methods of the recorder, which
-check their arguments and note an operation instead of computing one. Everything else that torch is asked to compute
-with such a tensor, but for views of it, raises Unsupported. So nothing of a network can be left out of a program: what
-C++ has no operation for, or has it with other options, is the reason why the network cannot run there.
+"""What notes the operations of a network: the functions of inflight_kernels, as methods that check their arguments and
+note an operation instead of computing one (record.py calls a network with it).
 
 Each call notes plain operations, whatever stands before it. Which of them C++ computes together is decided afterwards,
-over the whole list (fusions.py).
-
-What a recording cannot show is a forward pass that takes another path for another batch. Therefore `record` compares
-the recordings of three batches: decodes, prefills, and both. `deterministic` asks for nothing that a program does not
-do anyway, and is not recorded.
+over the whole list (fusions.py). `deterministic` asks for nothing that a program does not do anyway, and is not noted.
 
 Legend: T tokens, N decoding rows, P prefilling rows, K key/value heads, E head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +17,6 @@ from torch import Tensor
 
 from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.collectives import RankPlace
-from inflight_kernels.cpu.fusions import fuse
 from inflight_kernels.cpu.operations import (
     MAX_SLICES,
     AddDelta,
@@ -45,8 +36,6 @@ from inflight_kernels.cpu.operations import (
 )
 from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported, storage_of
 from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field, Recorded, Recording, Weight
-from inflight_kernels.cpu.torch_operations import TorchOperations
-from inflight_kernels.dispatch import recording
 
 FP8_OPERATIONS = (
     "embedding_rms_norm_quantized",
@@ -59,44 +48,7 @@ PURPOSES = dict.fromkeys(FP8_OPERATIONS, "for products of fp8")
 """Operation that C++ does not have -> what it is for, where its name does not say it."""
 
 
-def record(
-    network: Callable[[Tensor, Batch], Tensor], input_size: int | None = None, dtype: torch.dtype = torch.bfloat16
-) -> Recording:
-    """The operations of `network`, which computes in `dtype`, called with an input and a batch.
-
-    Its input is (T, input_size), or, with None, token ids (T,), int64. Raises Unsupported.
-    """
-    batches = (Batch.meta(3, 2), Batch.meta(3, 0), Batch.meta(0, 2))
-    mixed, *others = (record_plain(network, input_size, dtype, batch) for batch in batches)
-    for other, missing in zip(others, (PrefillAttention, DecodeAttention), strict=True):
-        expected = tuple(operation for operation in mixed.operations if operation.kind is not missing)
-        if other.operations != expected:
-            raise Unsupported("the network's forward pass takes different paths for decodes and for prefills")
-    return fuse(mixed)
-
-
-@torch.inference_mode()
-def record_plain(
-    network: Callable[[Tensor, Batch], Tensor], input_size: int | None, dtype: torch.dtype, batch: Batch
-) -> Recording:
-    """What `network` calls with one batch, as plain operations. See `record`."""
-    num_tokens = batch.positions_T.shape[0]
-    if input_size is None:
-        x = torch.empty(num_tokens, dtype=torch.int64, device="meta")
-    else:
-        x = torch.empty((num_tokens, input_size), dtype=dtype, device="meta")
-    recorder = _Recorder(x, batch, dtype)
-    with recording(recorder), TorchOperations(recorder.scale):
-        try:
-            result = network(x, batch)
-            return recorder.finish(result)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            # Values cannot be read while recording; torch says so in exceptions of several types.
-            reason = " ".join(str(error).split())
-            raise Unsupported(f"the network's forward pass cannot be recorded: {reason}") from error
-
-
-class _Recorder:
+class Recorder:
     """The functions of inflight_kernels, as methods of the same names and arguments."""
 
     def __init__(self, x: Tensor, batch: Batch, dtype: torch.dtype) -> None:
