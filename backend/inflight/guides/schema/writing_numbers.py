@@ -28,8 +28,8 @@ MAX_STEP = 2_000
 about 5 ms, of 10,000 in 50 ms, and of millions it does not end (2026-11-26)."""
 SMALL_STEP = 64
 """Units of those that are followed between any bounds. Larger ones are tried, with their bounds."""
-MAX_TRIED = 16
-"""Larger ones in one guide."""
+MAX_TRIED = 4
+"""Different larger ones in one guide: each takes up to some 10 ms."""
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 """A negation makes one of the other."""
 MAX_LISTED = 256
@@ -105,8 +105,9 @@ def _bounded(writing: Writing, fact: Number) -> Iterator[Schema]:
     if fact.step is not None:
         schema["multipleOf"] = plain(writing, fact.step, "multipleOf")
         if _units(fact.step) > SMALL_STEP:
-            writing.num_tried += 1
-            if writing.num_tried > MAX_TRIED or not _is_followed(json.dumps(schema)):
+            text = json.dumps(schema)
+            writing.tried_numbers.add(text)
+            if len(writing.tried_numbers) > MAX_TRIED or not _is_followed(text):
                 raise writing.refusal("asks for multiples of a number that take too much work", "multipleOf")
     yield schema
     if left_out := frozenset(filter(fact.takes, _beginnings(fact))):
