@@ -38,6 +38,7 @@ class Writing:
         self._count = 0
         self._num_bytes = 0
         self.num_matched = 0
+        self.tried_numbers: set[str] = set()
         self.has_known_among_others = False
         """Whether an object has names with schemas of their own, and others."""
         self.numbered: GuideRefused | None = None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import lru_cache
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 
+from llguidance import LLMatcher, LLTokenizer
+from llguidance._tokenizer import TokenizerWrapper
+
+from inflight.guides.limits import PARSER_LIMITS
 from inflight.guides.schema.facts import Number
 from inflight.guides.schema.writing_objects import compiles
 
@@ -20,8 +26,10 @@ MAX_INTEGER = 2**53
 MAX_STEP = 2_000
 """Of `multipleOf`, in units of its last digit. The library makes a state of each remainder: of 2,000 it finds all in
 about 5 ms, of 10,000 in 50 ms, and of millions it does not end (2026-11-26)."""
-LARGE_STEPS = frozenset({2_048, 2_500, 3_600, 4_096, 5_000, 10_000, 50_000, 100_000})
-"""Larger ones that people count in, with few remainders that matter; each was tried."""
+SMALL_STEP = 64
+"""Units of those that are followed between any bounds. Larger ones are tried, with their bounds."""
+MAX_TRIED = 4
+"""Different larger ones in one guide: each takes up to some 10 ms."""
 LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 """A negation makes one of the other."""
 MAX_LISTED = 256
@@ -79,7 +87,7 @@ def _steps(writing: Writing, fact: Number) -> Iterator[Schema]:
     if first is not None and last is not None:
         if first > last:
             return
-        if _units(step) > MAX_STEP and last - first < MAX_LISTED:
+        if _units(step) > SMALL_STEP and last - first < MAX_LISTED:
             yield _listed(writing, frozenset(step * number for number in range(first, last + 1)))
             return
     low, high = (None if number is None else step * number for number in (first, last))
@@ -96,6 +104,11 @@ def _bounded(writing: Writing, fact: Number) -> Iterator[Schema]:
         schema["exclusiveMaximum" if fact.is_high_open else "maximum"] = plain(writing, fact.high, *HIGH, *LOW)
     if fact.step is not None:
         schema["multipleOf"] = plain(writing, fact.step, "multipleOf")
+        if _units(fact.step) > SMALL_STEP:
+            text = json.dumps(schema)
+            writing.tried_numbers.add(text)
+            if len(writing.tried_numbers) > MAX_TRIED or not _is_followed(text):
+                raise writing.refusal("asks for multiples of a number that take too much work", "multipleOf")
     yield schema
     if left_out := frozenset(filter(fact.takes, _beginnings(fact))):
         yield _listed(writing, left_out)
@@ -124,10 +137,41 @@ def _coarser(step: Fraction) -> Iterator[Fraction]:
 
 def _check_step(writing: Writing, step: Fraction) -> None:
     units = _units(step)
-    if units > MAX_STEP and units not in LARGE_STEPS:
+    if units > MAX_STEP:
         raise writing.refusal(f"asks for multiples of a number of more than {MAX_STEP} units", "multipleOf")
     if step.denominator != 1 and compiles({"type": "number", "multipleOf": plain(writing, step, "multipleOf")}):
         raise writing.refusal("asks for multiples of a fraction that is not exact in the library", "multipleOf")
+
+
+class _Digits:
+    """A vocabulary with all numbers of up to three digits, which the tokens of models have: a mask looks at the
+    remainders of all of them."""
+
+    eos_token_id = 0
+    bos_token_id = None
+    tokens = (
+        b"<end>",
+        *(bytes((value,)) for value in range(256)),
+        *(str(number).zfill(digits).encode() for digits in (2, 3) for number in range(10**digits)),
+    )
+    special_token_ids = (0,)
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        return [1 + byte for byte in (text.encode() if isinstance(text, str) else text)]
+
+
+@lru_cache(maxsize=1)
+def _digits() -> LLTokenizer:
+    return LLTokenizer(TokenizerWrapper(_Digits()))
+
+
+@lru_cache(maxsize=256)
+def _is_followed(schema: str) -> bool:
+    """Whether the work that a mask may take is enough for the first one of such a number, which has most to look at."""
+    matcher = LLMatcher(_digits(), LLMatcher.grammar_from_json_schema(schema), log_level=0, limits=PARSER_LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return not matcher.is_error()
 
 
 def _beginnings(fact: Number) -> Iterator[Fraction]:
