@@ -84,7 +84,7 @@ class WorkerProcess:
         """CPU time of the process, of those that it started, and of this one, which writes and reads lines."""
         root = psutil.Process(self._process.pid)
         times = [each.cpu_times() for each in (root, *root.children(recursive=True), psutil.Process())]
-        return sum(each.user + each.system for each in times)
+        return float(sum(each.user + each.system for each in times))
 
 
 def busy_seconds() -> float:
