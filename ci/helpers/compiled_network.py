@@ -18,7 +18,17 @@ from inflight.models import network
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.runtime import loading
 from inflight.runtime.kv_cache import KVCache
-from inflight_kernels.cpu import Instruction, Variant, instructions, unsupported_reason, variants, variants_here
+from inflight_kernels.cpu import (
+    Instruction,
+    Instructions,
+    Program,
+    Variant,
+    instructions,
+    unsupported_reason,
+    variants,
+    variants_here,
+)
+from inflight_kernels.cpu.operations import NativeProgram
 
 BLOCK_SIZE = 4
 
@@ -56,6 +66,15 @@ def force(
             monkeypatch.delenv(name, raising=False)
         else:
             monkeypatch.setenv(name, forced)
+
+
+def force_in(program: Program | None, instruction: Instruction, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program multiplies with from now on."""
+    assert program is not None
+    # A copy: what ctypes gives of a structure inside another one is that very memory, and could not be put back.
+    forced = NativeProgram.from_buffer_copy(program._native)
+    forced.instructions = Instructions.only(instruction).to_native()
+    monkeypatch.setattr(program, "_native", forced)
 
 
 def config_of(checkpoint: TinyCheckpoint, cpu_compile: str, **options: str) -> EngineConfig:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from compiled_network import IN_ORDER_OF_FMA, INSTRUCTIONS, Network, Step, config_of, force, needs_compiler
+from compiled_network import IN_ORDER_OF_FMA, INSTRUCTIONS, Network, Step, config_of, force, force_in, needs_compiler
 from model_driver import Driver, Work
 from random_decoders import HEADS, RandomHeads, compile_alone, random_decoder
 from tiny_checkpoints import COMPILED_CONFIGS, COMPILED_FAMILIES, TinyCheckpoint, make_checkpoint, make_prompt
@@ -32,7 +32,7 @@ from inflight.models.compiled import CompiledNetwork, compile_network
 from inflight.models.config import DTYPES
 from inflight.models.decoder import Decoder
 from inflight.runtime.model_runner import ModelRunner
-from inflight_kernels.cpu import Instruction, Instructions
+from inflight_kernels.cpu import Instruction
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
@@ -79,11 +79,10 @@ STEPS = {
 }
 
 
-def force_in(decoder: CompiledNetwork, instruction: Instruction, monkeypatch: pytest.MonkeyPatch) -> None:
+def force_in_both(decoder: CompiledNetwork, instruction: Instruction, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the layers and in the head."""
-    native = Instructions.only(instruction).to_native()
     for program in (decoder.hidden_states, decoder.head):
-        monkeypatch.setattr(program._native, "instructions", native)
+        force_in(program, instruction, monkeypatch)
 
 
 @needs_compiler
@@ -115,7 +114,7 @@ def test_logits_in_bfloat16_are_as_exact_as_those_of_torch(
 ) -> None:
     decoder = compiled_network.decoder
     assert isinstance(decoder, CompiledNetwork)
-    force_in(decoder, instruction, monkeypatch)
+    force_in_both(decoder, instruction, monkeypatch)
     assert_as_exact(compiled_network, torch_network, exact_network, STEPS[name])
 
 
@@ -253,7 +252,7 @@ def test_rows_that_decode_have_the_same_bits_alone_and_together(
 ) -> None:
     """Neither the other rows nor the threads change a sum; so drafts, which are such rows, change no token."""
     assert isinstance(runner._computation.decoder, CompiledNetwork)
-    force_in(runner._computation.decoder, instruction, monkeypatch)
+    force_in_both(runner._computation.decoder, instruction, monkeypatch)
 
     def works() -> list[Work]:
         lengths = (1, 130, 200)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_network import INSTRUCTIONS, Network, Step, config_of, needs_compiler
+from compiled_network import INSTRUCTIONS, Network, Step, config_of, force_in, needs_compiler
 from lora_adapters import RandomAdapter
 from random_decoders import HEADS, random_decoder
 from thread_ranks import ThreadRanks
@@ -30,7 +30,7 @@ from inflight.models.compiled import CompiledNetwork, compile_network, record_ne
 from inflight.models.decoder import Decoder
 from inflight.runtime import loading
 from inflight_kernels import cpu
-from inflight_kernels.cpu import Instruction, Instructions
+from inflight_kernels.cpu import Instruction
 
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.usefixtures("two_threads")]
 
@@ -150,11 +150,10 @@ def compiled(checkpoint: TinyCheckpoint, ranks: ThreadRanks) -> Parts:
 
 
 def force(instruction: Instruction, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
-    native = Instructions.only(instruction).to_native()
     for part in parts.of_ranks:
         assert isinstance(part.decoder, CompiledNetwork)
         for program in (part.decoder.hidden_states, part.decoder.head):
-            monkeypatch.setattr(program._native, "instructions", native)
+            force_in(program, instruction, monkeypatch)
 
 
 def assert_as_exact(found: Tensor, of_torch: Tensor, exact: Tensor) -> None:
