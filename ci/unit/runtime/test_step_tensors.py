@@ -221,13 +221,14 @@ def test_compiled_layers_give_the_tensors_of_torch(tmp_path: Path) -> None:
             max_tokens_in_paged_kv_cache=512,
         )
         runner = ModelRunner.load(config, SingleRank())
-        assert ("hidden_states.0" in runner.limits.model_outputs) == (compiled == "false")
-        work = Work(prompt=make_prompt(19), max_tokens=6, outputs=ALL, num_log_probs=3, chunk=7)
+        assert "hidden_states.0" in runner.limits.model_outputs
+        outputs = (*ALL, "hidden_states.0")
+        work = Work(prompt=make_prompt(19), max_tokens=6, outputs=outputs, num_log_probs=3, chunk=7)
         Driver(runner).run([Work(prompt=make_prompt(5), max_tokens=9), work])
         found.append(joined(work))
         runner.close()
-    assert set(found[0]) == set(found[1]) == EVERYTHING
-    for name in EVERYTHING:
+    assert set(found[0]) == set(found[1]) > EVERYTHING
+    for name in found[0]:
         if not name.endswith("token_ids"):  # those of nearly equal logits change places with the last bit
             np.testing.assert_allclose(found[0][name], found[1][name], rtol=0, atol=0.3, err_msg=name)
 
