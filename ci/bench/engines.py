@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -43,18 +43,21 @@ class Inflight:
         return (job.max_tokens - 1) / (arrivals[-1] - arrivals[0])
 
     def batch(self, jobs: list[Job], num_streams: int = CONCURRENCY) -> float:
-        waiting = iter(jobs)
         start = time.perf_counter()
+        num_tokens = sum(self.run(jobs, num_streams))
+        assert num_tokens == sum(job.max_tokens for job in jobs)
+        return num_tokens / (time.perf_counter() - start)
+
+    def run(self, jobs: Iterable[Job], num_streams: int) -> Iterator[int]:
+        """All jobs, `num_streams` at a time; yields how many tokens each response gave."""
+        waiting = iter(jobs)
         num_running = sum(self._submit(next(waiting, None)) for _ in range(num_streams))
-        num_tokens = 0
         while num_running:
             for response in self._executor.await_responses():
                 assert response.result is not None, response.error_msg
-                num_tokens += len(response.result.output_token_ids)
                 if response.is_final:
                     num_running += self._submit(next(waiting, None)) - 1
-        assert num_tokens == sum(job.max_tokens for job in jobs)
-        return num_tokens / (time.perf_counter() - start)
+                yield len(response.result.output_token_ids)
 
     def prefill(self, job: Job) -> float:
         start = time.perf_counter()

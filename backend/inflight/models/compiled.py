@@ -24,7 +24,16 @@ from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
 from inflight_kernels import cpu
-from inflight_kernels.cpu import Batch, NativeLibrary, Program, Recording, Unsupported, WeightMemory, WeightPacker
+from inflight_kernels.cpu import (
+    Batch,
+    NativeLibrary,
+    Program,
+    Recording,
+    Unsupported,
+    WeightMemory,
+    WeightPacker,
+    Workspace,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +103,7 @@ def may_compile(config: EngineConfig, model: ModelConfig) -> bool:
         config.cpu_compile != "false"
         and model.weight_format.quantized != "fp8"
         and model.hidden_size % cpu.STEP == 0
-        and model.head_dim % cpu.STEP == 0
+        and model.head_dim in cpu.HEAD_DIMS
     )
 
 
@@ -129,10 +138,14 @@ def compile_network(
             logger.log(level, "the layers run in torch, several times slower: %s", reason)
         return network
     library, recordings = prepared
-    packer = WeightPacker(library, recordings.all, weights)
-    hidden_states = Program(library, recordings.hidden_states, packer)
-    head = None if recordings.head is None else Program(library, recordings.head, packer)
-    by_layer = tuple(Program(library, recording, packer) for recording in recordings.by_layer)
+    packer, workspace = WeightPacker(library, recordings.all, weights), Workspace()
+
+    def program(recording: Recording) -> Program:
+        return Program(library, recording, packer, workspace)
+
+    hidden_states = program(recordings.hidden_states)
+    head = None if recordings.head is None else program(recordings.head)
+    by_layer = tuple(map(program, recordings.by_layer))
     seconds = time.monotonic() - started
     logger.info(
         "the layers are compiled for %s and packed after %.1f s; products of %s",
@@ -161,7 +174,7 @@ class Recordings:
 
     @property
     def all(self) -> list[Recording]:
-        """What is computed in every step first."""
+        """What every step computes, then the parts of it."""
         return [self.hidden_states, *([] if self.head is None else [self.head]), *self.by_layer]
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from ci.bench.line_process import LineProcess
 from ci.bench.workload import Job
 
 
@@ -33,27 +31,16 @@ class WorkerProcess:
         """`variables`: added to this process's environment. Its stderr goes to the file `log`. Does not wait until the
         engine is loaded."""
         with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                list(command),
-                env=os.environ | dict(variables or {}),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
+            self._process = LineProcess(command, os.environ | dict(variables or {}), errors)
 
     def await_ready(self) -> None:
         """Raises RuntimeError where the process ends instead."""
-        self._answer()
+        self._process.read()
 
     def ask(self, jobs: Sequence[Job]) -> Answer:
         """Run `jobs`, several at a time. Raises RuntimeError if the process ends or gives other than all tokens."""
-        assert self._process.stdin is not None
         before, busy, start = self._own_seconds(), busy_seconds(), time.perf_counter()
-        line = json.dumps({"jobs": [[job.prompt, job.max_tokens] for job in jobs]})
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        answer = self._answer()
+        answer = self._process.ask({"jobs": [[job.prompt, job.max_tokens] for job in jobs]})
         seconds = time.perf_counter() - start
         share = foreign_share(busy_seconds() - busy, self._own_seconds() - before, seconds, os.cpu_count() or 1)
         wanted = sum(job.max_tokens for job in jobs)
@@ -62,23 +49,7 @@ class WorkerProcess:
         return Answer(answer["first"], answer["last"], wanted, share)
 
     def close(self) -> None:
-        """End it, whether it listens or not."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the process ended with code {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        self._process.close()
 
     def _own_seconds(self) -> float:
         """CPU time of the process, of those that it started, and of this one, which writes and reads lines."""

@@ -32,7 +32,7 @@ from inflight.models.compiled import CompiledNetwork, compile_network
 from inflight.models.config import DTYPES
 from inflight.models.decoder import Decoder
 from inflight.runtime.model_runner import ModelRunner
-from inflight_kernels.cpu import Instruction
+from inflight_kernels.cpu import Instruction, Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
@@ -98,7 +98,8 @@ def test_layers_give_the_same_bits_by_all_variants_and_instructions(
         force(monkeypatch, instruction, variant)
         network = Network.load(checkpoint, "true", dtype)
         for name, step in STEPS.items():
-            assert torch.equal(network.logits(step), expected.setdefault(name, network.logits(step)))
+            found = network.logits(step)
+            assert torch.equal(found, expected.setdefault(name, found))
 
 
 @needs_compiler
@@ -183,10 +184,11 @@ def test_chunks_that_do_not_fit_together_take_turns(
     answers = []
     program = decoder.hidden_states
     for limit in (program._native.packed_at_once, packed_at_once):
-        monkeypatch.setattr(program, "_workspace", torch.empty(0, dtype=torch.uint8))
+        workspace = Workspace()
+        monkeypatch.setattr(program, "_workspace", workspace)
         monkeypatch.setattr(program._native, "packed_at_once", limit)
         answers.append(compiled_network.logits(step))
-        workspaces.append(program._workspace.numel())
+        workspaces.append(workspace.memory.numel())
     assert torch.equal(*answers)
     assert workspaces[1] < workspaces[0]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from compiled_network import INSTRUCTIONS, Network, Step, config_of, force_in, n
 from lora_adapters import RandomAdapter
 from random_decoders import HEADS, random_decoder
 from thread_ranks import ThreadRanks
-from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, write_checkpoint
+from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint, write_checkpoint
 from torch import Tensor
 
 from inflight.config import EngineConfig
@@ -169,6 +170,17 @@ def test_logits_are_as_exact_as_those_of_torch(
     force(instruction, compiled, monkeypatch)
     step = STEPS[name]
     assert_as_exact(compiled.logits(step), in_torch.logits(step), exact.logits(step))
+
+
+@pytest.mark.parametrize("name", ["mixtral-wide", "qwen3-moe-wide", "granite-wide"])
+def test_experts_and_multipliers_on_ranks(name: str, ranks: ThreadRanks, tmp_path: Path) -> None:
+    """Each rank has some of the inner features of every expert."""
+    checkpoint = make_checkpoint(tmp_path, name)
+    parts, whole = Parts(checkpoint, "true", "float32", ranks), Parts(checkpoint, "false", "float32")
+    assert all(isinstance(part.decoder, CompiledNetwork) for part in parts.of_ranks)
+    for step in STEPS.values():
+        expected = whole.logits(step)
+        assert (parts.logits(step) - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_adapters(compiled: Parts, in_torch: Parts, exact: Parts) -> None:

@@ -200,6 +200,15 @@ def test_layers_in_cpp_keep_16_bits_on_any_processor(tmp_path: Path, monkeypatch
     assert (in_torch.dtype, in_torch.layers) == ("float32", "native")
 
 
+def test_ranks_on_several_machines_do_not_count_on_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They sum through sockets, so torch computes their layers."""
+    monkeypatch.setattr(cpu, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(cpu, "unsupported_reason", lambda: "")
+    for several_hosts, dtype in ((False, "auto"), (True, "float32")):
+        rank = replace(FakeRanks().rank(0), several_hosts=several_hosts)
+        assert with_settled_dtype(EngineConfig(), torch.bfloat16, CPU, rank, compiles=True).dtype == dtype
+
+
 def test_the_leaders_processor_settles_the_type_for_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_bfloat16, dtype in ((True, "auto"), (False, "float32")):
         ranks = FakeRanks()

@@ -28,14 +28,15 @@ from inflight_kernels.cpu.library import (
     multiplies_bfloat16,
     unsupported_reason,
 )
-from inflight_kernels.cpu.program import Program, most_tokens
+from inflight_kernels.cpu.program import Program, Workspace, most_tokens
 from inflight_kernels.cpu.record import record
-from inflight_kernels.cpu.recorded_values import STEP, Unsupported
+from inflight_kernels.cpu.recorded_values import HEAD_DIMS, STEP, Unsupported
 from inflight_kernels.cpu.recording import Recording
 from inflight_kernels.cpu.variants import VARIANTS, Variant, variants_here
 from inflight_kernels.cpu.weight_packer import WeightMemory, WeightPacker, pack_weight
 
 __all__ = [
+    "HEAD_DIMS",
     "NO_BFLOAT16",
     "STEP",
     "VARIANTS",
@@ -53,6 +54,7 @@ __all__ = [
     "Variant",
     "WeightMemory",
     "WeightPacker",
+    "Workspace",
     "load_collectives",
     "load_library",
     "most_tokens",

@@ -35,6 +35,7 @@ from inflight_kernels.cpu.instructions import (
 )
 from inflight_kernels.cpu.operations import layout
 from inflight_kernels.cpu.variants import (
+    AMX,
     AVX2,
     AVX512_BF16,
     DTYPES,
@@ -160,8 +161,7 @@ def _load_best(
             unavailable = error
             continue
         _compare_layouts(functions)
-        has_tiles = variant.name == "amx" and functions.inflight_request_tiles()
-        if variant.name == "amx" and not has_tiles:
+        if variant is AMX and not functions.inflight_request_tiles():
             unavailable = LibraryUnavailable(f"there is no AMX here for this process; unset {VARIABLE}")
             continue
         instructions = _instructions(dtype, variant, chosen, order, functions, path)
@@ -179,7 +179,7 @@ def _instructions(
         return Instructions.only(Instruction.FMA)
     if chosen:
         return Instructions.only(chosen)
-    if variant.name == "amx" and order is not Order.FMA:
+    if variant is AMX and order is not Order.FMA:
         return Instructions.with_tiles()
     if order is Order.AMX:
         return Instructions.only(Instruction.FMA_AS_AMX)

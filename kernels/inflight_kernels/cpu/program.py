@@ -33,10 +33,32 @@ def most_tokens(library: NativeLibrary, recording: Recording) -> float:
     return num_rows - PANEL_ROWS
 
 
+class Workspace:
+    """Memory of a step, for programs that run one after the other. It grows and is kept."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(0, dtype=torch.uint8)
+
+    def address(self, num_bytes: int) -> int:
+        """Of so many bytes."""
+        if num_bytes > self.memory.numel():
+            self.memory = self.memory.new_empty(0)  # before the next one is taken
+            # Contexts grow chunk by chunk: not a new one for each of them.
+            self.memory = torch.empty(num_bytes + num_bytes // 2, dtype=torch.uint8)
+        return self.memory.data_ptr()
+
+
 class Program:
     """Called by one thread at a time, and by all ranks that it sums over, in the same order and with as many tokens."""
 
-    def __init__(self, library: NativeLibrary, recording: Recording, packer: WeightPacker) -> None:
+    def __init__(
+        self,
+        library: NativeLibrary,
+        recording: Recording,
+        packer: WeightPacker,
+        workspace: Workspace | None = None,
+    ) -> None:
+        """`workspace`: None = its own."""
         buffers = share_buffers(recording)
         lowering = _Lowering(buffers.of, packer)
         operations = [lowering.operation(operation) for operation in recording.operations]
@@ -61,7 +83,7 @@ class Program:
         )
         self._width = buffers.widths[output]
         self._columns = slice(recording.output.start, recording.output.start + recording.output_size)
-        self._workspace = torch.empty(0, dtype=torch.uint8)
+        self._workspace = workspace or Workspace()
 
     def __call__(self, x: Tensor, batch: Batch | None = None) -> Tensor:
         """The result (T, columns), in the library's type, of `x`: token ids (T,), int64, or (T, columns) in that type.
@@ -71,13 +93,9 @@ class Program:
         threads = torch.get_num_threads()
         native_batch = _native_batch(x, batch)
         program, step = ctypes.addressof(self._native), ctypes.addressof(native_batch)
-        num_bytes = self._functions.inflight_workspace_bytes(program, step)
-        if num_bytes > self._workspace.numel():
-            self._workspace = self._workspace.new_empty(0)  # before the next one is taken
-            # Contexts grow chunk by chunk: not a new workspace for each of them.
-            self._workspace = torch.empty(num_bytes + num_bytes // 2, dtype=torch.uint8)
+        workspace = self._workspace.address(self._functions.inflight_workspace_bytes(program, step))
         out = torch.empty((x.shape[0], self._width), dtype=self.dtype)
-        self._functions.inflight_run(program, step, threads, _address(x), out.data_ptr(), self._workspace.data_ptr())
+        self._functions.inflight_run(program, step, threads, _address(x), out.data_ptr(), workspace)
         return out[:, self._columns]
 
 

@@ -14,7 +14,7 @@ from inflight_kernels.cpu.recording import CacheTensors, Columns, Constant
 
 STEP = 32
 """Products read inputs in multiples of it."""
-MAX_HEAD_DIM = 256
+HEAD_DIMS = range(STEP, 256 + 1, STEP)
 
 
 class Unsupported(Exception):
@@ -91,8 +91,9 @@ class RecordedValues:
         return None if tensor is None else self.constant(tensor, what, shape)
 
     def cache(self, keys: Tensor, values: Tensor, head_dim: int, scales: tuple[float, float]) -> CacheTensors:
-        if head_dim % STEP or head_dim > MAX_HEAD_DIM:
-            raise Unsupported(f"a head has {head_dim} elements, which is not a multiple of {STEP} up to {MAX_HEAD_DIM}")
+        if head_dim not in HEAD_DIMS:
+            most = HEAD_DIMS[-1]
+            raise Unsupported(f"a head has {head_dim} elements, which is not a multiple of {STEP} up to {most}")
         if scales != (1.0, 1.0):
             raise Unsupported("C++ has no scaled KV cache")
         shape = (*keys.shape[:3], head_dim)
