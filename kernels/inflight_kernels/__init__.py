@@ -20,7 +20,8 @@ from inflight_kernels.kv_cache import advance_rows, copy_blocks
 from inflight_kernels.kv_cache.slots import cache_slots
 from inflight_kernels.kv_cache.step_tokens import StepTokens
 from inflight_kernels.lora import lora_add
-from inflight_kernels.matmul import gated_linear, int4_linear, linear, scaled_linear
+from inflight_kernels.matmul import coded_linear, gated_linear, int4_linear, linear, scaled_linear
+from inflight_kernels.matmul.coded_weight import Code, CodedWeight
 from inflight_kernels.matmul.weight_formats import Int4Weight, pack_int4, quantize_weight, repack_awq, repack_gptq
 from inflight_kernels.moe import fused_moe, route_experts
 from inflight_kernels.norm import embedding_rms_norm, embedding_rms_norm_quantized, rms_norm, rms_norm_quantized
@@ -36,10 +37,13 @@ from inflight_kernels.sampling import (
 )
 
 __all__ = [
+    "Code",
+    "CodedWeight",
     "Int4Weight",
     "StepTokens",
     "advance_rows",
     "cache_slots",
+    "coded_linear",
     "copy_blocks",
     "decode_attention",
     "embedding",

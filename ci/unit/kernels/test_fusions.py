@@ -21,7 +21,7 @@ from inflight_kernels.cpu.draft import Draft
 from inflight_kernels.cpu.fusions import Rule
 from inflight_kernels.cpu.operations import GatedLinear, Linear, Lora, NormOfSum
 from inflight_kernels.cpu.record import record_plain
-from inflight_kernels.cpu.recording import NOWHERE, Weight
+from inflight_kernels.cpu.recording import NOWHERE, Bias
 from inflight_kernels.dispatch import recorder_of
 
 Network = Callable[[Tensor, Batch], Tensor]
@@ -99,13 +99,13 @@ def test_a_linear_layer_computes_silu_and_mul_of_its_result() -> None:
     joined = apply(fusions.join_activation, recording)
     assert kinds(joined) == ["GatedLinear", "Linear", "Linear"]
     layer, activation, gated = recording.operations[0], recording.operations[2], joined.operations[0]
-    weight, bias = layer.fields["weight"], layer.fields["bias"]
-    assert isinstance(weight, Weight) and isinstance(bias, Weight)
+    weight, bias = layer.weight("weight"), layer.fields["bias"]
+    assert isinstance(bias, Bias)
     assert gated.fields == {
         **layer.fields,
         "out": activation.fields["out"],
-        "weight": Weight(weight.constant, gated=True),
-        "bias": Weight(bias.constant, gated=True),
+        "weight": replace(weight, gated=True),
+        "bias": Bias(bias.constant, gated=True),
         "num_outputs": 96,
         "num_deltas": 90,
     }
@@ -197,8 +197,9 @@ def test_a_layer_adds_the_deltas_of_one_adapter() -> None:
 def test_zeros_behind_an_activation_are_read() -> None:
     recording = plain(activate)
     *_, layer = apply(fusions.read_padding, recording).operations
-    assert recording.operations[-1].fields["num_inputs"] == 90
-    assert layer.fields == {**recording.operations[-1].fields, "num_inputs": 96}
+    before = recording.operations[-1].weight("weight")
+    assert before.num_inputs == 90
+    assert layer.fields == {**recording.operations[-1].fields, "weight": replace(before, num_inputs=96)}
 
 
 @pytest.mark.parametrize(
@@ -308,7 +309,7 @@ def test_rules_work_together() -> None:
     assert [each.kind for each in fused.operations] == [Lora, GatedLinear, Linear, NormOfSum]
     lora, gated, down, _ = fused.operations
     assert gated.fields["delta"] == lora.fields["delta"] != NOWHERE
-    assert gated.fields["num_outputs"] == down.fields["num_inputs"] == 96
+    assert gated.fields["num_outputs"] == down.weight("weight").num_inputs == 96
 
 
 def programs(recording: Recording) -> list[Program]:

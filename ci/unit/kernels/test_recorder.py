@@ -180,7 +180,7 @@ def test_gate_and_up_are_joined_with_their_activation(size: int) -> None:
     recording = record(lambda x, _: mlp(x, size), SIZE)
     gated, down = recording.operations
     assert (gated.kind, down.kind) == (GatedLinear, Linear)
-    assert gated.fields["num_outputs"] == down.fields["num_inputs"] == 96
+    assert gated.fields["num_outputs"] == down.weight("weight").num_inputs == 96
     assert gated.fields["out"] == down.fields["x"]
 
 

@@ -22,7 +22,7 @@ from inflight_kernels.cpu.operations import (
     Sum,
 )
 from inflight_kernels.cpu.recorded_values import STEP, Unsupported
-from inflight_kernels.cpu.recording import NOWHERE, Columns, Recording, Weight
+from inflight_kernels.cpu.recording import NOWHERE, Bias, Columns, Recording, Weight
 
 Rule = Callable[[Draft, int], None]
 """Rewrites the operation at a place together with earlier ones, where it fits."""
@@ -38,7 +38,7 @@ def fuse(recording: Recording) -> Recording:
         apply(rule, draft)
     fused = draft.recording()
     for operation in fused.operations:
-        if operation.kind in (Linear, GatedLinear) and (num_inputs := operation.number("num_inputs")) % STEP:
+        if operation.kind in (Linear, GatedLinear) and (num_inputs := operation.weight("weight").num_inputs) % STEP:
             raise Unsupported(f"a linear layer has {num_inputs} inputs, which is not a multiple of {STEP}")
     return fused
 
@@ -57,9 +57,9 @@ def read_padding(draft: Draft, place: int) -> None:
     first = draft.uses[x.buffer][0]
     if draft.kinds([first]) != [SiluAndMul]:
         return
-    activation = draft.operations[first]
-    if activation.value("out") == x and activation.number("size") == linear.number("num_inputs"):
-        draft.put(place, linear.changed(num_inputs=draft.width_of(x)))
+    activation, weight = draft.operations[first], linear.weight("weight")
+    if activation.value("out") == x and activation.number("size") == weight.num_inputs:
+        draft.put(place, linear.changed(weight=replace(weight, num_inputs=draft.width_of(x))))
 
 
 def join_adapters(draft: Draft, place: int) -> None:
@@ -90,7 +90,7 @@ def join_activation(draft: Draft, place: int) -> None:
     linear = draft.operations[before]
     if linear.value("out") != gate_up or linear.number("num_outputs") != 2 * size:
         return
-    weights = {name: value for name, value in linear.fields.items() if isinstance(value, Weight)}
+    weights = {name: value for name, value in linear.fields.items() if isinstance(value, Weight | Bias)}
     draft.remove(place)
     draft.put(
         before,

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from inflight_kernels.cpu.fields import Fields
 from inflight_kernels.cpu.huge_pages import HugePageArena
+from inflight_kernels.cpu.matrix import plain_matrix
 from inflight_kernels.cpu.variants import AMX, AVX512_BF16
 
 logger = logging.getLogger(__name__)
@@ -184,8 +185,7 @@ def multiply(
         ctypes.byref(instructions.to_native()),
         x_BI.data_ptr(),
         out_BO.shape[0],
-        packed.data_ptr(),
-        x_BI.shape[1],
+        ctypes.byref(plain_matrix(packed, x_BI.shape[1])),
         out_BO.shape[1],
         num_threads,
         out_BO.data_ptr(),

@@ -62,7 +62,7 @@ _PROGRAM: _Functions = {
     "inflight_area_bytes": (c_int64, []),
     "inflight_workspace_bytes": (c_int64, [c_void_p, c_void_p]),
     "inflight_run": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p]),
-    "inflight_linear": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "inflight_linear": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
     "inflight_packed_size": (c_int64, [c_int64, c_int64]),
     "inflight_pack": (None, [c_void_p, c_int64, c_int64, c_bool, c_int64, c_void_p]),
 }

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from inflight_kernels.cpu.fields import declarations_of, name_in_cpp
 from inflight_kernels.cpu.instructions import Instruction
-from inflight_kernels.cpu.operations import KINDS, STRUCTURES, Operation, Place, layout, structure_of
+from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, ScaleFormat, WeightFormat
+from inflight_kernels.cpu.operations import (
+    KINDS,
+    STRUCTURES,
+    Operation,
+    Place,
+    layout,
+    structure_of,
+)
 
 HEADER = Path(__file__).parent / "native" / "operation_fields.h"
 _WIDTH = 120
@@ -34,13 +42,17 @@ _END = """\
 """
 
 
+ENUMS = (Place, WeightFormat, ScaleFormat)
+
+
 def header() -> str:
     """The file's text, laid out as clang-format lays it out."""
     kinds = (_constant(kind.__name__) for kind in KINDS)
     parts = [
         _enum("Instruction", Instruction.__members__, inspect.getdoc(Instruction) or ""),
         _enum("Kind", kinds, "The first field of every operation."),
-        _enum("Place", Place.__members__, inspect.getdoc(Place) or ""),
+        *(_enum(each.__name__, each.__members__, inspect.getdoc(each) or "") for each in ENUMS),
+        _max_group_size(),
         *map(_structure, STRUCTURES),
         _layout(),
     ]
@@ -81,6 +93,11 @@ def _enum(name: str, members: Iterable[str], documentation: str) -> str:
     else:
         body = [begin, *(f"  {member}," for member in members), "};"]
     return "\n".join([*_comment(documentation), *body, ""])
+
+
+def _max_group_size() -> str:
+    comment = "Inputs of a group of codes, at most."
+    return "\n".join([*_comment(comment), f"constexpr int64_t MAX_GROUP_SIZE = {MAX_GROUP_SIZE};", ""])
 
 
 def _layout() -> str:

@@ -14,6 +14,7 @@ import enum
 
 from inflight_kernels.cpu.fields import Fields, layout_of
 from inflight_kernels.cpu.instructions import NativeInstructions
+from inflight_kernels.cpu.matrix import Matrix
 
 MAX_SLICES = 3
 """Layers with one input that an adapter changes together."""
@@ -94,9 +95,9 @@ class Linear(Operation):
     _fields_ = Fields(
         (Value, "x out"),
         (Value, "delta", "Columns that `Lora` has written; buffer -1: none."),
-        ("const Element*", "weight", "(num_outputs, num_inputs), packed; num_inputs is a multiple of 32."),
+        (Matrix, "weight"),
         ("const Element*", "bias", "(num_outputs), or null."),
-        ("int64_t", "num_inputs num_outputs"),
+        ("int64_t", "num_outputs"),
     )
 
 
@@ -114,7 +115,7 @@ class Experts(Operation):
 
     _fields_ = Fields(
         (Value, "x logits out"),
-        ("const Element*", "gate_up down", "Of all experts, each packed as the layers of a gated feed-forward."),
+        (Matrix, "gate_up down", "Of all experts, each packed as the layers of a gated feed-forward."),
         ("int64_t", "num_experts num_chosen"),
         ("int64_t", "renormalizes", "Whether the weights of the chosen ones sum to 1."),
         ("int64_t", "size", "Of x and out; a multiple of 32."),
@@ -284,6 +285,7 @@ def structure_of(kind: type[Operation]) -> type[Operation]:
 STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     NativeInstructions,
     Value,
+    Matrix,
     Cache,
     *dict.fromkeys(map(structure_of, KINDS)),
     NativeBatch,

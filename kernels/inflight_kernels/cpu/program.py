@@ -12,8 +12,19 @@ from torch import Tensor
 from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.buffers import share_buffers
 from inflight_kernels.cpu.library import NativeLibrary
+from inflight_kernels.cpu.matrix import Matrix
 from inflight_kernels.cpu.operations import KINDS, Cache, NativeBatch, NativeProgram, Operation, Place, Ranks, Value
-from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Constant, Field, Recorded, Recording, Weight
+from inflight_kernels.cpu.recording import (
+    NOWHERE,
+    Bias,
+    CacheTensors,
+    Columns,
+    Constant,
+    Field,
+    Recorded,
+    Recording,
+    Weight,
+)
 from inflight_kernels.cpu.weight_packer import WeightPacker
 
 PACKED_AT_ONCE = 32 * 2**20
@@ -112,14 +123,16 @@ class _Lowering:
             setattr(native, name, self._field(value))
         return native
 
-    def _field(self, value: Field) -> Value | Cache | tuple[int, ...] | float | None:
+    def _field(self, value: Field) -> Value | Cache | Matrix | tuple[int, ...] | float | None:
         match value:
             case Columns():
                 return Value(-1 if value == NOWHERE else self._buffers[value.buffer], value.start)
             case Constant():
                 return value.address
             case Weight():
-                return self._packer.pack(value).data_ptr()
+                return self._packer.pack(value)
+            case Bias():
+                return self._packer.copy(value)
             case CacheTensors():
                 _, block_size, num_kv_heads, head_dim = value.keys.tensor.shape
                 return Cache(value.keys.address, value.values.address, block_size, num_kv_heads, head_dim)

@@ -10,6 +10,7 @@ Legend: T tokens, N decoding rows, P prefilling rows, K key/value heads, E head 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,7 +36,19 @@ from inflight_kernels.cpu.operations import (
     Sum,
 )
 from inflight_kernels.cpu.recorded_values import STEP, RecordedValues, Unsupported, storage_of
-from inflight_kernels.cpu.recording import NOWHERE, CacheTensors, Columns, Field, Recorded, Recording, Weight
+from inflight_kernels.cpu.recording import (
+    NOWHERE,
+    Bias,
+    CacheTensors,
+    Columns,
+    Constant,
+    Field,
+    Grouping,
+    Recorded,
+    Recording,
+    Weight,
+)
+from inflight_kernels.matmul.coded_weight import CodedWeight
 
 FP8_OPERATIONS = (
     "embedding_rms_norm_quantized",
@@ -126,7 +139,14 @@ class Recorder:
         return read
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
-        num_outputs, num_inputs = weight.shape
+        return self._linear(x, weight.shape[0], self._weight(weight, "a weight", weight.shape), bias)
+
+    def coded_linear(
+        self, x: Tensor, weight: CodedWeight, bias: Tensor | None = None, deterministic: bool = False
+    ) -> Tensor:
+        return self._linear(x, weight.shape[0], self._weight(weight, "a weight", weight.shape), bias)
+
+    def _linear(self, x: Tensor, num_outputs: int, weight: Weight, bias: Tensor | None) -> Tensor:
         source = self._values.read(x, "the input of a linear layer")
         out, written = self._result(num_outputs)
         self._note(
@@ -135,12 +155,29 @@ class Recorder:
             x=source,
             out=written,
             delta=NOWHERE,
-            weight=Weight(self._values.constant(weight, "a weight", weight.shape)),
-            bias=None if bias is None else Weight(self._values.constant(bias, "a bias", (num_outputs,))),
-            num_inputs=num_inputs,
+            weight=weight,
+            bias=None if bias is None else Bias(self._values.constant(bias, "a bias", (num_outputs,))),
             num_outputs=num_outputs,
         )
         return out
+
+    def _weight(self, weight: Tensor | CodedWeight, what: str, shape: Sequence[int], *, gated: bool = False) -> Weight:
+        """`shape`: (…, outputs, inputs), as it must be."""
+        if isinstance(weight, Tensor):
+            return Weight(self._values.constant(weight, what, shape), shape[-1], gated=gated)
+        if weight.shape != tuple(shape) or weight.group_size % STEP:
+            raise Unsupported(f"{what} has no codes of shape {tuple(shape)} in groups of a multiple of {STEP}")
+
+        def constant(tensor: Tensor, of_what: str) -> Constant:
+            return self._values.constant(tensor, f"{of_what} of {what}", tensor.shape, tensor.dtype)
+
+        grouping = Grouping(
+            code=weight.code,
+            scales=constant(weight.scales, "the scales"),
+            zeros=None if weight.zeros is None else constant(weight.zeros, "the zeros"),
+            group_size=weight.group_size,
+        )
+        return Weight(constant(weight.codes, "the codes"), shape[-1], grouping, gated)
 
     def lora_add(
         self,
@@ -199,8 +236,8 @@ class Recorder:
         x: Tensor,
         weights: Tensor,
         experts: Tensor,
-        w_gate_up: Tensor,
-        w_down: Tensor,
+        w_gate_up: Tensor | CodedWeight,
+        w_down: Tensor | CodedWeight,
         out: Tensor | None = None,
         deterministic: bool = False,
     ) -> Tensor:
@@ -212,20 +249,20 @@ class Recorder:
             raise Unsupported(f"experts have {size} features, which is not a multiple of {STEP}")
         source = self._values.read(x, "the input of experts")
         out, written = self._result(size)
-        shape = (num_experts, 2 * inner_size, size)
+        shape, inner_width = (num_experts, 2 * inner_size, size), -(-inner_size // STEP) * STEP
         self._note(
             Experts,
             ("out",),
             x=source,
             logits=logits,
             out=written,
-            gate_up=Weight(self._values.constant(w_gate_up, "gate and up of experts", shape), gated=True),
-            down=Weight(self._values.constant(w_down, "down of experts", w_down.shape)),
+            gate_up=self._weight(w_gate_up, "gate and up of experts", shape, gated=True),
+            down=replace(self._weight(w_down, "down of experts", w_down.shape), num_inputs=inner_width),
             num_experts=num_experts,
             num_chosen=experts.shape[1],
             renormalizes=int(renormalizes),
             size=size,
-            inner_size=-(-inner_size // STEP) * STEP,
+            inner_size=inner_width,
         )
         return out
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.operations import Operation
+from inflight_kernels.matmul.coded_weight import Code
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,39 @@ NOWHERE = Columns(-1, 0)
 
 
 @dataclass(frozen=True, slots=True)
+class Grouping:
+    """What the codes of a weight are, and what groups of them share; see CodedWeight."""
+
+    code: Code
+    scales: Constant
+    zeros: Constant | None
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Weight:
-    """The weight or the bias of a linear layer. `gated`: gate above up, which are joined."""
+    """The matrix of a linear layer, or those of experts, which have one more dimension."""
+
+    values: Constant
+    """Elements, or codes."""
+    num_inputs: int
+    """Columns that are multiplied: behind its own, zeros."""
+    grouping: Grouping | None = None
+    """Of codes."""
+    gated: bool = False
+    """Gate above up, which are joined."""
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        if self.grouping is None:
+            return (self.values,)
+        zeros = self.grouping.zeros
+        return (self.values, self.grouping.scales, *([] if zeros is None else [zeros]))
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """Of a linear layer. `gated`: as its weight."""
 
     constant: Constant
     gated: bool = False
@@ -52,7 +84,7 @@ class CacheTensors:
     values: Constant
 
 
-Field = Columns | Constant | Weight | CacheTensors | tuple[int, ...] | float | None
+Field = Columns | Constant | Weight | Bias | CacheTensors | tuple[int, ...] | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +101,12 @@ class Recorded:
         value = self.fields[name]
         assert isinstance(value, Columns)
         return value
+
+    def weight(self, name: str) -> Weight:
+        """The field of that name, which is a matrix."""
+        weight = self.fields[name]
+        assert isinstance(weight, Weight)
+        return weight
 
     def number(self, name: str) -> int:
         """The field of that name, which counts something."""
@@ -100,7 +138,7 @@ class Recording:
     """A network's operations in order, over buffers of a row for each token."""
 
     dtype: torch.dtype
-    """Of all values, of the weights and of the cache."""
+    """Of all values, of plain weights and of the cache."""
     operations: tuple[Recorded, ...]
     widths: tuple[int, ...]
     """Columns of each buffer, numbered in the order of their first use."""

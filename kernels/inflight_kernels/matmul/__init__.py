@@ -1,4 +1,4 @@
-"""Linear layers: with float operands, alone or activated, with 8-bit weights and activations, with 4-bit weights."""
+"""Linear layers: of floats, alone or activated; of 8-bit weights and activations; of weights of 4 or 8 bits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from inflight_kernels.dispatch import implementation
+from inflight_kernels.matmul.coded_weight import CodedWeight
 from inflight_kernels.matmul.weight_formats import Int4Weight
 
 
@@ -57,4 +58,13 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deter
     dequantised to the dtype of x, products are added in float32. `deterministic` as in `linear`.
     """
     result: Tensor = implementation(x, __name__).int4_linear(x, weight, bias, deterministic)
+    return result
+
+
+def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
+    """x W^T + bias for `x` (T, K) float and `bias` (N,) of its dtype; returns (T, N). On a CPU only.
+
+    Activations are kept as they are, products are added in float32 and rounded once. `deterministic` as in `linear`.
+    """
+    result: Tensor = implementation(x, __name__).coded_linear(x, weight, bias, deterministic)
     return result

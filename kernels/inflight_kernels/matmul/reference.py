@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inflight_kernels.activation.reference import silu_and_mul
+from inflight_kernels.matmul.coded_weight import CodedWeight
 from inflight_kernels.matmul.weight_formats import Int4Weight
 
 
@@ -53,3 +54,9 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deter
     """Product with the weight dequantised to its dtype."""
     values = weight.dequantize()
     return _by_row(lambda rows: F.linear(rows, values, bias), x, deterministic)
+
+
+def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
+    """Product with the weight dequantised, in float32 and rounded once."""
+    values, added = weight.dequantize(), None if bias is None else bias.float()
+    return _by_row(lambda rows: F.linear(rows.float(), values, added).to(x.dtype), x, deterministic)

@@ -36,7 +36,7 @@ struct Choices {
 
 /// Softmax over all experts, and the most probable ones: among equal logits the lower expert, and NaN counts as -inf.
 inline void choose_experts(const Experts& op, const Element* logits, int32_t* experts, float* weights) {
-  float* const shares = own_floats(round_up(op.num_experts, 16));
+  float* const shares = own_floats<Experts>(round_up(op.num_experts, 16));
   const float lowest = -3.0e38f;
   for (int64_t i = 0; i < op.num_experts; i += 16)
     store(shares + i, max(load(logits + i, op.num_experts - i), splat(lowest)));
@@ -74,24 +74,22 @@ inline void sort_choices(const Experts& op, int64_t num_choices, const Choices& 
   for (int64_t i = 0; i < num_choices; ++i) choices.rows[i] = next[choices.experts[i]]++;
 }
 
-/// `finish(row, panel, sums)` for the product of each expert's rows of x and its matrix, `num_panels` panels of
-/// `num_inputs`.
+/// `finish(row, panel, sums)` for the product of each expert's rows of x and its matrix, `num_panels` panels of all.
 template <class Finish>
 inline void multiply_by_experts(const Experts& op, const Instructions& instructions, const int32_t* starts,
-                                const Element* x, const Element* packed, int64_t num_inputs, int64_t num_panels,
-                                Finish finish) {
-  const int64_t group = std::min(panels_of_group(num_inputs), num_panels), num_groups = ceil_div(num_panels, group);
+                                const Element* x, const Matrix& matrix, int64_t num_panels, Finish finish) {
+  const int64_t group = std::min(panels_of_group(matrix), num_panels), num_groups = ceil_div(num_panels, group);
+  const int64_t num_inputs = matrix.num_inputs;
   const auto tiles_of = [&](int64_t expert) { return ceil_div(starts[expert + 1] - starts[expert], ROWS_AT_ONCE); };
   share(op.num_experts * num_groups, [&](int64_t item) {
-    const int64_t expert = item / num_groups, first = item % num_groups * group;
-    const Element* weight = packed + expert * panel_elements(num_panels * num_inputs);
+    const int64_t expert = item / num_groups, first = item % num_groups * group, begin = expert * num_panels;
     const Instruction instruction = instruction_for(instructions, starts[expert + 1] - starts[expert]);
     for (int64_t tile = 0; tile < tiles_of(expert); ++tile) {
       const int64_t start = starts[expert] + tile * ROWS_AT_ONCE;
       const int64_t count = std::min<int64_t>(ROWS_AT_ONCE, starts[expert + 1] - start);
-      multiply_tile(instruction, x + start * num_inputs, num_inputs, count, weight, num_inputs, first,
-                    std::min(first + group, num_panels),
-                    [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel, sums); });
+      multiply_tile(instruction, x + start * num_inputs, num_inputs, count, matrix, begin + first,
+                    begin + std::min(first + group, num_panels),
+                    [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel - begin, sums); });
     }
   });
 }
@@ -111,12 +109,12 @@ inline void run(const Experts& op, const Run& step) {
     std::copy_n(step.at(op.x) + choice / op.num_chosen * step.stride(op.x), op.size,
                 choices.inputs + choices.rows[choice] * op.size);
   });
-  multiply_by_experts(op, step.instructions(), choices.starts, choices.inputs, op.gate_up, op.size, op.inner_size / 16,
+  multiply_by_experts(op, step.instructions(), choices.starts, choices.inputs, op.gate_up, op.inner_size / 16,
                       [&](int64_t row, int64_t panel, const float* sums) {
                         store(choices.activated + row * op.inner_size + 16 * panel, gated(load(sums), load(sums + 16)));
                       });
-  multiply_by_experts(op, step.instructions(), choices.starts, choices.activated, op.down, op.inner_size,
-                      op.size / PANEL, [&](int64_t row, int64_t panel, const float* sums) {
+  multiply_by_experts(op, step.instructions(), choices.starts, choices.activated, op.down, op.size / PANEL,
+                      [&](int64_t row, int64_t panel, const float* sums) {
                         Element* const out = choices.outputs + row * op.size + PANEL * panel;
                         store(out, load(sums));
                         store(out + 16, load(sums + 16));

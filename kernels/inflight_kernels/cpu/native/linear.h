@@ -3,8 +3,6 @@
 
 #include <omp.h>
 
-#include <vector>
-
 #include "operations.h"
 
 namespace inflight {
@@ -49,30 +47,19 @@ inline void pack_weight(const Element* weight, int64_t num_inputs, int64_t num_p
   });
 }
 
-/// Room for floats that is this thread's own, kept for the next product.
-inline float* own_floats(int64_t count) {
-  thread_local std::vector<float> room;
-  if (count > static_cast<int64_t>(room.size())) room.resize(count);
-  return room.data();
-}
-
-/// Panels of so many inputs that stay in the second cache while all rows pass over them.
-inline int64_t panels_of_group(int64_t num_inputs) {
-  return std::max<int64_t>(GROUP_BYTES / (num_inputs * PANEL * int64_t(sizeof(Element))), 1);
-}
+/// Panels of a matrix that stay in the second cache while all rows pass over them.
+inline int64_t panels_of_group(const Matrix& matrix) { return std::max<int64_t>(GROUP_BYTES / panel_bytes(matrix), 1); }
 
 /// Calls `finish(row, panel, sums)` with the 32 sums of each of up to 32 rows and each panel from `first` to `end`. x
 /// has room for 32 rows.
 template <class Finish>
 inline void multiply_tile(Instruction instruction, const Element* x, int64_t stride, int64_t num_rows,
-                          const Element* packed, int64_t num_inputs, int64_t first, int64_t end, Finish finish) {
-  float* const room = Left::widens(instruction) ? own_floats(num_rows * num_inputs) : nullptr;
-  const Left left(instruction, x, stride, num_rows, num_inputs, room);
+                          const Matrix& matrix, int64_t first, int64_t end, Finish finish) {
+  const MatrixProduct product(instruction, x, stride, num_rows, matrix);
   // A panel's sums are finished after the next panel's product: read at once, they would have to leave the tiles first.
   alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
   for (int64_t panel = first; panel <= end; ++panel) {
-    if (panel < end)
-      left.multiply<false>(packed + panel_elements(panel * num_inputs), num_inputs / PANEL, sums[panel % 2], PANEL);
+    if (panel < end) product.multiply(panel, sums[panel % 2]);
     if (panel > first)
       for (int64_t row = 0; row < num_rows; ++row) finish(row, panel - 1, sums[(panel - 1) % 2] + row * PANEL);
   }
@@ -81,17 +68,17 @@ inline void multiply_tile(Instruction instruction, const Element* x, int64_t str
 /// Calls `finish(row, panel, sums)` with the 32 sums of each row and panel. x has room for a multiple of 32 rows.
 template <class Finish>
 inline void multiply(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
-                     const Element* packed, int64_t num_inputs, int64_t num_panels, Finish finish) {
+                     const Matrix& matrix, int64_t num_panels, Finish finish) {
   const Instruction instruction = instruction_for(instructions, num_rows);
   const int64_t num_tiles = ceil_div(num_rows, ROWS_AT_ONCE);
   // Few rows wait for memory, which gives most to threads that read on and on: a group for each. With more rows a group
   // is what stays in the second cache while all rows pass over it.
   const int64_t group =
-      num_tiles == 1 ? ceil_div(num_panels, omp_get_num_threads()) : std::min(panels_of_group(num_inputs), num_panels);
+      num_tiles == 1 ? ceil_div(num_panels, omp_get_num_threads()) : std::min(panels_of_group(matrix), num_panels);
   share(ceil_div(num_panels, group) * num_tiles, [&](int64_t item) {
     const int64_t first = item / num_tiles * group, end = std::min(first + group, num_panels);
     const int64_t start = item % num_tiles * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, num_rows - start);
-    multiply_tile(instruction, x + start * stride, stride, count, packed, num_inputs, first, end,
+    multiply_tile(instruction, x + start * stride, stride, count, matrix, first, end,
                   [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel, sums); });
   });
 }
@@ -100,9 +87,9 @@ inline void multiply(const Instructions& instructions, const Element* x, int64_t
 /// `adapt(row, column, count, y)` gives what is stored in the place of `count` of them, sixteen at most.
 template <class Adapt>
 inline void linear(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
-                   const Element* packed, const Element* bias, int64_t num_inputs, int64_t num_outputs, Element* out,
-                   int64_t out_stride, Adapt adapt) {
-  multiply(instructions, x, stride, num_rows, packed, num_inputs, ceil_div(num_outputs, PANEL),
+                   const Matrix& weight, const Element* bias, int64_t num_outputs, Element* out, int64_t out_stride,
+                   Adapt adapt) {
+  multiply(instructions, x, stride, num_rows, weight, ceil_div(num_outputs, PANEL),
            [&](int64_t row, int64_t panel, const float* sums) {
              for (int64_t tile = 0; tile < 2; ++tile) {
                const int64_t column = panel * PANEL + 16 * tile;
@@ -135,7 +122,7 @@ struct Deltas {
 inline void run(const Linear& op, const Run& step) {
   const Deltas deltas(op.delta, step);
   linear(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.bias,
-         op.num_inputs, op.num_outputs, step.at(op.out), step.stride(op.out),
+         op.num_outputs, step.at(op.out), step.stride(op.out),
          [&](int64_t row, int64_t column, int64_t count, Floats y) {
            return deltas.has(row) ? deltas.add(row, column, count, y) : y;
          });
@@ -148,8 +135,8 @@ inline void run(const GatedLinear& op, const Run& step) {
   const Deltas deltas(op.delta, step);
   Element* const out = step.at(op.out);
   const int64_t out_stride = step.stride(op.out);
-  multiply(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.num_inputs,
-           op.num_outputs / 16, [&](int64_t row, int64_t panel, const float* sums) {
+  multiply(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.num_outputs / 16,
+           [&](int64_t row, int64_t panel, const float* sums) {
              Floats gate = load(sums), up = load(sums + 16);
              if (op.bias) {
                gate = gate + load(op.bias + 16 * panel);

@@ -33,6 +33,15 @@ enum class Kind : int64_t {
 /// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
 enum class Place : int64_t { PRIVATE, OWN_AREA, COMMON_AREA };
 
+/// Of a matrix's weights: of the program's element type, or codes of 8 or 4 bits (native/codes.h).
+enum class WeightFormat : int64_t { PLAIN, INT8, FP8, INT4, FP4, NF4 };
+
+/// Of the scales of codes.
+enum class ScaleFormat : int64_t { F32, F16, BF16 };
+
+/// Inputs of a group of codes, at most.
+constexpr int64_t MAX_GROUP_SIZE = 512;
+
 /// The instruction for each class of products. Few rows wait for memory, which is read once for all of them; more read
 /// weights from the second cache.
 struct Instructions {
@@ -42,6 +51,22 @@ struct Instructions {
 /// Columns of a buffer, from `column` on; how many there are is known from the operation.
 struct Value {
   int64_t buffer, column;
+};
+
+/// Weights (outputs, inputs), packed as panels of 32 outputs, or several such matrices one after the other. Of codes
+/// each group of inputs has a scale, and maybe a zero, for each output: a weight is scale * (code - zero).
+struct Matrix {
+  const void* values;
+  /// (panels, num_groups, 32); of plain weights null, and so are zeros.
+  const void* scales;
+  /// (panels, num_groups, 32): whole numbers of 8 bits; null where all are 0.
+  const char* zeros;
+  WeightFormat format;
+  ScaleFormat scale_format;
+  /// A multiple of 32.
+  int64_t num_inputs;
+  /// Inputs of a group, a multiple of 32; the last one may have fewer.
+  int64_t num_groups, group_size;
 };
 
 /// One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim).
@@ -108,11 +133,10 @@ struct Linear {
   Value x, out;
   /// Columns that `Lora` has written; buffer -1: none.
   Value delta;
-  /// (num_outputs, num_inputs), packed; num_inputs is a multiple of 32.
-  const Element* weight;
+  Matrix weight;
   /// (num_outputs), or null.
   const Element* bias;
-  int64_t num_inputs, num_outputs;
+  int64_t num_outputs;
 };
 
 /// out = silu(gate) * up of a linear layer whose outputs are gate and up, `num_outputs` of each, a multiple of 16.
@@ -123,11 +147,10 @@ struct GatedLinear {
   Value x, out;
   /// Columns that `Lora` has written; buffer -1: none.
   Value delta;
-  /// (num_outputs, num_inputs), packed; num_inputs is a multiple of 32.
-  const Element* weight;
+  Matrix weight;
   /// (num_outputs), or null.
   const Element* bias;
-  int64_t num_inputs, num_outputs;
+  int64_t num_outputs;
   int64_t num_deltas;
 };
 
@@ -137,7 +160,7 @@ struct Experts {
   Kind kind;
   Value x, logits, out;
   /// Of all experts, each packed as the layers of a gated feed-forward.
-  const Element *gate_up, *down;
+  Matrix gate_up, down;
   int64_t num_experts, num_chosen;
   /// Whether the weights of the chosen ones sum to 1.
   int64_t renormalizes;
@@ -268,6 +291,15 @@ constexpr int64_t LAYOUT[] = {
     sizeof(Value),
     offsetof(Value, buffer),
     offsetof(Value, column),
+    sizeof(Matrix),
+    offsetof(Matrix, values),
+    offsetof(Matrix, scales),
+    offsetof(Matrix, zeros),
+    offsetof(Matrix, format),
+    offsetof(Matrix, scale_format),
+    offsetof(Matrix, num_inputs),
+    offsetof(Matrix, num_groups),
+    offsetof(Matrix, group_size),
     sizeof(Cache),
     offsetof(Cache, keys),
     offsetof(Cache, values),
@@ -315,7 +347,6 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Linear, delta),
     offsetof(Linear, weight),
     offsetof(Linear, bias),
-    offsetof(Linear, num_inputs),
     offsetof(Linear, num_outputs),
     sizeof(GatedLinear),
     offsetof(GatedLinear, kind),
@@ -324,7 +355,6 @@ constexpr int64_t LAYOUT[] = {
     offsetof(GatedLinear, delta),
     offsetof(GatedLinear, weight),
     offsetof(GatedLinear, bias),
-    offsetof(GatedLinear, num_inputs),
     offsetof(GatedLinear, num_outputs),
     offsetof(GatedLinear, num_deltas),
     sizeof(Experts),

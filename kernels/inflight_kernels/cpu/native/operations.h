@@ -4,8 +4,7 @@
 // of type Element, unless a field says otherwise.
 #pragma once
 
-#include "operation_fields.h"
-#include "products.h"
+#include "matrices.h"
 #include "rank_segment.h"
 
 namespace inflight {

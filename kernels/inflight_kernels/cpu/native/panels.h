@@ -30,6 +30,33 @@ inline Floats load_odd(const Format* line) {
 inline Floats load_even(const Bf16* line) { return even_of_pairs(line); }
 inline Floats load_odd(const Bf16* line) { return odd_of_pairs(line); }
 
+/// How a product reads the steps of a panel whose elements are of one format. Codes of weights are read likewise
+/// (codes.h).
+template <class Format>
+struct Plain {
+  static constexpr int64_t STEP_BYTES = STEP * sizeof(Format);
+  static const Format* line(const char* step, int tile, int r) {
+    return reinterpret_cast<const Format*>(step) + TILE * tile + LINE * r;
+  }
+  static Floats even(const char* step, int tile, int r) { return load_even(line(step, tile, r)); }
+  static Floats odd(const char* step, int tile, int r) { return load_odd(line(step, tile, r)); }
+#ifdef __AVX512BF16__
+  /// Both, as pairs of bfloat16.
+  static __m512i pairs(const char* step, int tile, int r) { return _mm512_loadu_si512(line(step, tile, r)); }
+#endif
+  /// Asks for the memory of a line that is so many bytes behind it.
+  static void prefetch(const char* step, int tile, int r, int64_t ahead) {
+    prefetch_lines(reinterpret_cast<const char*>(line(step, tile, r)) + ahead, LINE * sizeof(Format) / 64);
+  }
+};
+
+inline void store_line(Bf16* line, Floats even, Floats odd) { store_pairs(line, even, odd); }
+template <class Format>
+inline void store_line(Format* line, Floats even, Floats odd) {
+  store(line, even);
+  store(line + 16, odd);
+}
+
 /// What stands for rows that a panel does not have.
 template <class Format>
 inline const Format* zeros() {

@@ -44,19 +44,23 @@ inline Floating as_floats(const float* x, int64_t stride, int64_t, int64_t, floa
 
 /// Products of bfloat16 as they are, in libraries for processors that have instructions for them.
 #ifdef __AVX512BF16__
-template <bool ADD>
-inline void multiply_pairs(Instruction instruction, const Bf16* x, int64_t stride, int64_t num_rows, const Bf16* panel,
-                           int64_t num_steps, float* sums, int64_t sums_stride) {
-#ifdef __AMX_BF16__
-  if (instruction == Instruction::AMX)
-    return product_in_tiles<ADD>(x, stride, num_rows, panel, num_steps, sums, sums_stride);
+template <class Lines, class Groups>
+inline void multiply_pairs(const Bf16* x, int64_t stride, int64_t num_rows, const char* panel, const Groups& groups) {
+  product_in_vectors<Dotted<Lines>>(x, stride, num_rows, panel, groups);
+}
 #endif
-  if (instruction == Instruction::VDPBF16PS)
-    return product_in_vectors<Dotted, ADD>(x, stride, num_rows, panel, num_steps, sums, sums_stride);
+template <class Lines, class Groups, class Format>
+inline void multiply_pairs(const Format*, int64_t, int64_t, const char*, const Groups&) {}
+
+#ifdef __AMX_BF16__
+template <bool ADD>
+inline void multiply_tiles(const Bf16* x, int64_t stride, int64_t num_rows, const Bf16* panel,
+                           const OneGroup<ADD>& group) {
+  product_in_tiles<ADD>(x, stride, num_rows, panel, group.num_steps, group.sums, group.stride);
 }
 #endif
 template <bool ADD, class Format>
-inline void multiply_pairs(Instruction, const Format*, int64_t, int64_t, const Format*, int64_t, float*, int64_t) {}
+inline void multiply_tiles(const Format*, int64_t, int64_t, const Format*, const OneGroup<ADD>&) {}
 
 /// At most 32 rows that are multiplied with panels by one instruction. For AMX there is room for 32 of them.
 class Left {
@@ -72,20 +76,32 @@ class Left {
     if (widens(instruction)) floats_ = as_floats(x, stride, num_rows, size, room);
   }
 
-  /// sums (num_rows, 32) = x @ panel, or sums += x @ panel, over the first `num_steps` steps; sums have room for 32.
+  /// sums (num_rows, 32) = x @ panel, or sums += x @ panel, over the first `num_steps` steps, which begin with the
+  /// rows' element `first`; sums have room for 32.
   template <bool ADD>
-  void multiply(const Element* panel, int64_t num_steps, float* sums, int64_t sums_stride) const {
+  void multiply(const Element* panel, int64_t num_steps, float* sums, int64_t sums_stride, int64_t first = 0) const {
+    const OneGroup<ADD> group{num_steps, sums, sums_stride};
+    if (instruction_ == Instruction::AMX) return multiply_tiles(x_ + first, stride_, num_rows_, panel, group);
+    multiply_in_vectors<Plain<Element>>(reinterpret_cast<const char*>(panel), group, first);
+  }
+
+  /// The same of a panel whose lines are read in another way, as `groups` puts them together; not by AMX.
+  template <class Lines, class Groups>
+  void multiply_in_vectors(const char* panel, const Groups& groups, int64_t first = 0) const {
     switch (instruction_) {
       case Instruction::FMA:
-        return product_in_vectors<Fused<Element>, ADD>(floats_.first, floats_.stride, num_rows_, panel, num_steps, sums,
-                                                       sums_stride);
+        return product_in_vectors<Fused<Lines>>(floats_.first + first, floats_.stride, num_rows_, panel, groups);
       case Instruction::FMA_AS_AMX:
-        return product_as_in_tiles<ADD>(floats_.first, floats_.stride, num_rows_, panel, num_steps, sums, sums_stride);
+        return product_as_in_tiles<Lines>(floats_.first + first, floats_.stride, num_rows_, panel, groups);
       case Instruction::VDPBF16PS:
+        return multiply_pairs<Lines>(x_ + first, stride_, num_rows_, panel, groups);
       case Instruction::AMX:
-        return multiply_pairs<ADD>(instruction_, x_, stride_, num_rows_, panel, num_steps, sums, sums_stride);
+        return;
     }
   }
+
+  Instruction instruction() const { return instruction_; }
+  int64_t num_rows() const { return num_rows_; }
 
  private:
   Instruction instruction_;

@@ -157,12 +157,12 @@ void inflight_run(const Program* program, const Batch* batch, int64_t num_thread
 }
 
 /// out (num_rows, num_outputs) = x @ weight.T of a packed weight. x has room for 32 rows more.
-void inflight_linear(const Instructions* instructions, const Element* x, int64_t num_rows, const Element* packed,
-                     int64_t num_inputs, int64_t num_outputs, int64_t num_threads, Element* out) {
+void inflight_linear(const Instructions* instructions, const Element* x, int64_t num_rows, const Matrix* weight,
+                     int64_t num_outputs, int64_t num_threads, Element* out) {
 #pragma omp parallel num_threads(num_threads)
   {
     const Multiplier multiplier(*instructions);
-    linear(*instructions, x, num_inputs, num_rows, packed, nullptr, num_inputs, num_outputs, out, num_outputs,
+    linear(*instructions, x, weight->num_inputs, num_rows, *weight, nullptr, num_outputs, out, num_outputs,
            [](int64_t, int64_t, int64_t, Floats y) { return y; });
   }
 }

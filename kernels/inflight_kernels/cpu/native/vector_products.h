@@ -12,7 +12,7 @@
 #include <cstring>
 #include <utility>
 
-#include "panels.h"
+#include "groups.h"
 
 namespace inflight {
 
@@ -30,15 +30,16 @@ constexpr int64_t FEW_ROWS = 16;
 constexpr int64_t AHEAD_BYTES = 2048;
 
 /// A line times two floats of a row: fused multiply-adds, the odd one first.
-template <class Format>
+template <class Lines>
 struct Fused {
+  using Read = Lines;
   using Left = float;
   /// Calls `multiply(column, elements)` for what is multiplied after each other: with one of the two rows at a time,
   /// registers of AVX2 suffice.
   template <class Multiply>
-  static void read(const Format* line, Multiply multiply) {
+  static void read(const char* step, int tile, int r, Multiply multiply) {
     for (int column : {1, 0}) {
-      Floats elements = column ? load_odd(line) : load_even(line);
+      Floats elements = column ? Lines::odd(step, tile, r) : Lines::even(step, tile, r);
       hold(elements);
       multiply(column, elements);
     }
@@ -48,11 +49,13 @@ struct Fused {
 
 #ifdef __AVX512BF16__
 /// The same by vdpbf16ps.
+template <class Lines>
 struct Dotted {
+  using Read = Lines;
   using Left = Bf16;
   template <class Multiply>
-  static void read(const Bf16* line, Multiply multiply) {
-    multiply(0, _mm512_loadu_si512(line));
+  static void read(const char* step, int tile, int r, Multiply multiply) {
+    multiply(0, Lines::pairs(step, tile, r));
   }
   static Floats add(Floats sum, const Bf16* x, __m512i pairs) {
     int32_t pair;
@@ -63,87 +66,96 @@ struct Dotted {
 };
 #endif
 
-/// sums (ROWS, 32) = x @ panel, or sums += x @ panel. Strides in elements.
-template <class Product, bool ADD, bool AHEAD, int ROWS, class Format>
-inline void product_of(const typename Product::Left* x, int64_t stride, const Format* panel, int64_t num_steps,
-                       float* sums, int64_t sums_stride) {
-  constexpr int TILES = tiles_at_once(ROWS), LINE_BYTES = LINE * sizeof(Format);
+/// sums (ROWS, 32) = x @ panel, as `groups` puts them together. The stride of x in elements.
+template <class Product, class Groups, bool AHEAD, int ROWS>
+inline void product_of(const typename Product::Left* x, int64_t stride, const char* panel, const Groups& groups) {
+  using Lines = typename Product::Read;
+  constexpr int TILES = tiles_at_once(ROWS);
   for (int first = 0; first < 2; first += TILES) {
-    // Two sums for each vector of the result: one alone would wait for itself.
-    Floats kept[ROWS][TILES][2];
-    for (int row = 0; row < ROWS; ++row)
-      for (int tile = 0; tile < TILES; ++tile) {
-        kept[row][tile][0] = ADD ? load(sums + row * sums_stride + 16 * (first + tile)) : splat(0.0f);
-        kept[row][tile][1] = splat(0.0f);
-      }
-    const Format* step = panel + TILE * first;
-    for (int64_t i = 0; i < num_steps; ++i, step += STEP) {
-#pragma GCC unroll 16
-      for (int r = 0; r < 16; ++r)
+    const char* step = panel;
+    int64_t i = 0;
+    for (int64_t group = 0; group < groups.count(); ++group) {
+      // Two sums for each vector of the result: one alone would wait for itself.
+      Floats kept[ROWS][TILES][2];
+      for (int row = 0; row < ROWS; ++row)
         for (int tile = 0; tile < TILES; ++tile) {
-          const Format* at = step + TILE * tile + LINE * r;
-          if (AHEAD) prefetch_lines(reinterpret_cast<const char*>(at) + AHEAD_BYTES, LINE_BYTES / 64);
-          Product::read(at, [&](int column, auto elements) {
-            const typename Product::Left* factors = x + 32 * i + 2 * r + column;
-            for (int row = 0; row < ROWS; ++row)
-              kept[row][tile][r % 2] = Product::add(kept[row][tile][r % 2], factors + row * stride, elements);
-          });
+          kept[row][tile][0] = groups.start(row, first + tile);
+          kept[row][tile][1] = splat(0.0f);
         }
+      for (const int64_t end = groups.end(group); i < end; ++i, step += Lines::STEP_BYTES) {
+#pragma GCC unroll 16
+        for (int r = 0; r < 16; ++r)
+          for (int tile = 0; tile < TILES; ++tile) {
+            if (AHEAD) Lines::prefetch(step, first + tile, r, AHEAD_BYTES);
+            Product::read(step, first + tile, r, [&](int column, auto elements) {
+              const typename Product::Left* factors = x + 32 * i + 2 * r + column;
+              for (int row = 0; row < ROWS; ++row)
+                kept[row][tile][r % 2] = Product::add(kept[row][tile][r % 2], factors + row * stride, elements);
+            });
+          }
+      }
+      for (int row = 0; row < ROWS; ++row)
+        for (int tile = 0; tile < TILES; ++tile)
+          groups.finish(group, row, first + tile, kept[row][tile][0] + kept[row][tile][1]);
     }
-    for (int row = 0; row < ROWS; ++row)
-      for (int tile = 0; tile < TILES; ++tile)
-        store(sums + row * sums_stride + 16 * (first + tile), kept[row][tile][0] + kept[row][tile][1]);
   }
 }
 
-template <class Product, bool ADD, class Format, int... ROWS>
-inline void product_of_rows(int64_t num_rows, bool ahead, const typename Product::Left* x, int64_t stride,
-                            const Format* panel, int64_t num_steps, float* sums, int64_t sums_stride,
-                            std::integer_sequence<int, ROWS...>) {
-  using Multiply = void (*)(const typename Product::Left*, int64_t, const Format*, int64_t, float*, int64_t);
-  static constexpr Multiply first_pass[] = {product_of<Product, ADD, true, ROWS + 1, Format>...};
-  static constexpr Multiply later_pass[] = {product_of<Product, ADD, false, ROWS + 1, Format>...};
-  (ahead ? first_pass : later_pass)[num_rows - 1](x, stride, panel, num_steps, sums, sums_stride);
+template <class Product, class Groups>
+using MultiplyRows = void (*)(const typename Product::Left*, int64_t, const char*, const Groups&);
+
+/// By number of rows, from one on.
+template <class Product, class Groups, bool AHEAD, int... ROWS>
+inline MultiplyRows<Product, Groups> product_of_rows(int64_t num_rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr MultiplyRows<Product, Groups> functions[] = {product_of<Product, Groups, AHEAD, ROWS + 1>...};
+  return functions[num_rows - 1];
 }
 
-/// The same for any number of rows.
-template <class Product, bool ADD, class Format>
-inline void product_in_vectors(const typename Product::Left* x, int64_t stride, int64_t num_rows, const Format* panel,
-                               int64_t num_steps, float* sums, int64_t sums_stride) {
-  const int64_t most = num_rows <= FEW_ROWS ? MAX_OF_FEW_ROWS : MAX_ROWS_IN_VECTORS;
-  for (int64_t row = 0, count; row < num_rows; row += count) {
-    // As even as can be: the fewer rows, the more of the time goes to weights.
-    count = ceil_div(num_rows - row, ceil_div(num_rows - row, most));
-    product_of_rows<Product, ADD>(count, row == 0, x + row * stride, stride, panel, num_steps, sums + row * sums_stride,
-                                  sums_stride, std::make_integer_sequence<int, MAX_ROWS_IN_VECTORS>());
+/// The same for any number of rows, or for up to MAX_OF_FEW_ROWS, if the groups are for one pass over a panel.
+template <class Product, class Groups>
+inline void product_in_vectors(const typename Product::Left* x, int64_t stride, int64_t num_rows, const char* panel,
+                               const Groups& groups) {
+  constexpr std::make_integer_sequence<int, MAX_OF_FEW_ROWS> few;
+  constexpr std::make_integer_sequence<int, MAX_ROWS_IN_VECTORS> many;
+  if constexpr (Groups::IN_ONE_PASS) {
+    product_of_rows<Product, Groups, true>(num_rows, few)(x, stride, panel, groups);
+    return;
+  } else {
+    const int64_t most = num_rows <= FEW_ROWS ? MAX_OF_FEW_ROWS : MAX_ROWS_IN_VECTORS;
+    for (int64_t row = 0, count; row < num_rows; row += count) {
+      // As even as can be: the fewer rows, the more of the time goes to weights.
+      count = ceil_div(num_rows - row, ceil_div(num_rows - row, most));
+      const auto multiply = row == 0 ? product_of_rows<Product, Groups, true>(count, many)
+                                     : product_of_rows<Product, Groups, false>(count, many);
+      multiply(x + row * stride, stride, panel, groups.from(row));
+    }
   }
 }
 
 /// The sums that AMX gives, by float32 FMA: in each step the products of even and of odd elements are added up by
 /// themselves, beginning with zero, and then both to the sum. (So Intel describes TDPBF16PS.)
-template <bool ADD, class Format>
-inline void product_as_in_tiles(const float* x, int64_t stride, int64_t num_rows, const Format* panel,
-                                int64_t num_steps, float* sums, int64_t sums_stride) {
-  constexpr int LINE_BYTES = LINE * sizeof(Format);
-  for (int64_t row = 0; row < num_rows; ++row, x += stride, sums += sums_stride) {
-    Floats kept[2] = {splat(0.0f), splat(0.0f)};
-    if (ADD)
-      for (int tile = 0; tile < 2; ++tile) kept[tile] = load(sums + 16 * tile);
-    const Format* step = panel;
-    for (int64_t i = 0; i < num_steps; ++i, step += STEP) {
-      Floats even[2] = {splat(0.0f), splat(0.0f)}, odd[2] = {splat(0.0f), splat(0.0f)};
+template <class Lines, class Groups>
+inline void product_as_in_tiles(const float* x, int64_t stride, int64_t num_rows, const char* panel,
+                                const Groups& groups) {
+  for (int64_t row = 0; row < num_rows; ++row, x += stride) {
+    const char* step = panel;
+    int64_t i = 0;
+    for (int64_t group = 0; group < groups.count(); ++group) {
+      Floats kept[2] = {groups.start(row, 0), groups.start(row, 1)};
+      for (const int64_t end = groups.end(group); i < end; ++i, step += Lines::STEP_BYTES) {
+        Floats even[2] = {splat(0.0f), splat(0.0f)}, odd[2] = {splat(0.0f), splat(0.0f)};
 #pragma GCC unroll 16
-      for (int r = 0; r < 16; ++r)
-        for (int tile = 0; tile < 2; ++tile) {
-          const Format* at = step + TILE * tile + LINE * r;
-          prefetch_lines(reinterpret_cast<const char*>(at) + AHEAD_BYTES, LINE_BYTES / 64);
-          const float* pair = x + 32 * i + 2 * r;
-          even[tile] = fma(splat(pair[0]), load_even(at), even[tile]);
-          odd[tile] = fma(splat(pair[1]), load_odd(at), odd[tile]);
-        }
-      for (int tile = 0; tile < 2; ++tile) kept[tile] = kept[tile] + (even[tile] + odd[tile]);
+        for (int r = 0; r < 16; ++r)
+          for (int tile = 0; tile < 2; ++tile) {
+            Lines::prefetch(step, tile, r, AHEAD_BYTES);
+            const float* pair = x + 32 * i + 2 * r;
+            even[tile] = fma(splat(pair[0]), Lines::even(step, tile, r), even[tile]);
+            odd[tile] = fma(splat(pair[1]), Lines::odd(step, tile, r), odd[tile]);
+          }
+        for (int tile = 0; tile < 2; ++tile) kept[tile] = kept[tile] + (even[tile] + odd[tile]);
+      }
+      for (int tile = 0; tile < 2; ++tile) groups.finish(group, row, tile, kept[tile]);
     }
-    for (int tile = 0; tile < 2; ++tile) store(sums + 16 * tile, kept[tile]);
   }
 }
 

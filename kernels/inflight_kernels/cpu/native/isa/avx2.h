@@ -135,6 +135,45 @@ inline void interleave(const Bf16* even, const Bf16* odd, Bf16* pairs) {
   }
 }
 
+/// Sixteen pairs of one element of each, which hold nothing but what bfloat16 keeps.
+inline void store_pairs(Bf16* to, Floats even, Floats odd) {
+  const auto joined = [](__m256 lower, __m256 upper) {
+    return _mm256_blend_epi16(_mm256_srli_epi32(_mm256_castps_si256(lower), 16), _mm256_castps_si256(upper), 0xaa);
+  };
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), joined(even.low, odd.low));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 16), joined(even.high, odd.high));
+}
+
+/// Sixteen codes of 8 bits: whole numbers, and fp8 (1, 4 and 3 bits) times 2 ** -8.
+inline Floats load_int8(const char* from) {
+  const __m128i codes = load_8(from);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)),
+          _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(codes, 8)))};
+}
+inline Floats load_fp8(const char* from) {
+  const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_8(from)), 7);
+  const __m256i halves = _mm256_and_si256(words, _mm256_set1_epi16(0xbf80 - 0x10000));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+}
+
+/// Of the sixteen codes of 4 bits that are at `shift` of words of 32: whole numbers, or those that `numbers` has.
+inline Floats load_int4(const char* words, int shift) {
+  const auto of_eight = [=](const char* from) {
+    const __m256i high = _mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), 28 - shift);
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(high, 28));
+  };
+  return {of_eight(words), of_eight(words + 32)};
+}
+inline Floats load_chosen(const float (&numbers)[16], const char* words, int shift) {
+  const auto of_eight = [&](const char* from) {
+    const __m256i high = _mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), 28 - shift);
+    const __m256i code = _mm256_srli_epi32(high, 28);
+    return _mm256_blendv_ps(_mm256_permutevar8x32_ps(_mm256_loadu_ps(numbers), code),
+                            _mm256_permutevar8x32_ps(_mm256_loadu_ps(numbers + 8), code), _mm256_castsi256_ps(high));
+  };
+  return {of_eight(words), of_eight(words + 32)};
+}
+
 inline Floats nearest(Floats x) {
   constexpr int MODE = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   return {_mm256_round_ps(x.low, MODE), _mm256_round_ps(x.high, MODE)};

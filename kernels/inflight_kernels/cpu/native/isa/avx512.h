@@ -101,6 +101,35 @@ inline void interleave(const Bf16* even, const Bf16* odd, Bf16* pairs) {
   _mm512_storeu_si512(pairs, _mm512_permutexvar_epi16(order, both));
 }
 
+/// Sixteen pairs of one element of each, which hold nothing but what bfloat16 keeps.
+inline __m512i joined(Floats even, Floats odd) {
+  const __m512i upper = _mm512_and_si512(_mm512_castps_si512(odd), _mm512_set1_epi32(0xffff0000));
+  return _mm512_or_si512(upper, _mm512_srli_epi32(_mm512_castps_si512(even), 16));
+}
+inline void store_pairs(Bf16* to, Floats even, Floats odd) { _mm512_storeu_si512(to, joined(even, odd)); }
+
+/// Sixteen codes of 8 bits: whole numbers, and fp8 (1, 4 and 3 bits) times 2 ** -8.
+inline Floats load_int8(const char* from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+inline Floats load_fp8(const char* from) {
+  const __m256i words = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(0xbf80 - 0x10000)));
+}
+
+/// Of the sixteen codes of 4 bits that are at `shift` of words of 32: whole numbers, or those that `numbers` has.
+inline Floats load_chosen(const float (&numbers)[16], const char* words, int shift) {
+  return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_loadu_si512(words), shift), _mm512_loadu_ps(numbers));
+}
+/// The same of 32 codes, at `shift` of words of 16: pairs of bfloat16. `numbers` has them twice.
+inline __m512i load_chosen_pairs(const uint16_t (&numbers)[32], const char* words, int shift) {
+  return _mm512_permutexvar_epi16(_mm512_srli_epi16(_mm512_loadu_si512(words), shift), _mm512_loadu_si512(numbers));
+}
+inline Floats load_int4(const char* words, int shift) {
+  static constexpr float NUMBERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
+  return load_chosen(NUMBERS, words, shift);
+}
+
 inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 /// x * 2 ** whole, for x in [0.5, 2) and whole numbers up to 127; 0 where that is denormal.
