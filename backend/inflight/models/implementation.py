@@ -16,6 +16,7 @@ from inflight.errors import ConfigurationError
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.cache_scales import has_cache_scales
 from inflight.models.checkpoint import Checkpoint
+from inflight.models.compiled import keeps_codes
 from inflight.models.config import ModelConfig, NotNative
 from inflight.models.decoder import load_decoder
 from inflight.models.network import Network
@@ -102,6 +103,7 @@ def load_network(
                 config.deterministic,
                 weights,
                 stores_fp8=stores_fp8,
+                keeps_codes=keeps_codes(config, model, device, groups.tensor),
             )
             return load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
         from inflight.models.transformers_loading import load_transformers_decoder
