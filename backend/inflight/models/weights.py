@@ -20,6 +20,7 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.lora import LoraSlots
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
+from inflight.layers.weight import DenseWeight, Weight
 from inflight.models.adapter_places import AdapterPlace, AdapterPlaces
 from inflight.models.cache_scales import CacheScales, read_cache_scales
 from inflight.models.checkpoint import Checkpoint
@@ -27,6 +28,7 @@ from inflight.models.expert_blocks import find_experts
 from inflight.models.family import ExpertTensors, NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.formats.coded import CodedFormat
 from inflight.models.formats.format import Block, Target, WeightFormat
+from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.shared_weights import SharedWeights
 from inflight_kernels import CodedWeight
 
@@ -232,6 +234,17 @@ class WeightLoader:
             weight_UD.zero_()
         self.checkpoint.copy_into(weight_UD, name, shape, (self.group.rank * size,))
         return VocabularyParallelEmbedding(weight_UD, self.group)
+
+    def head_weight(self, table_UD: Tensor, *, is_embedding: bool) -> Weight:
+        """Of the head, whose table was read. `is_embedding`: it is that of the embedding, too, which reads it as it
+        is."""
+        if not (isinstance(self.weight_format, OnLoadFormat) and self.keeps_codes):
+            return DenseWeight(table_UD)
+        is_read = self.checkpoint.is_read and not table_UD.is_meta
+        weight = self.weight_format.head_weight(table_UD, self._target, is_read=is_read)
+        if self.memory is not None and not is_embedding:
+            self.memory.release(table_UD)
+        return weight
 
     def _adapters_of(self, blocks: Sequence[Block]) -> LoraSlots | None:
         """Slots for the adapters of a product, if it takes any. Blocks of one tensor are one layer to an adapter."""
