@@ -17,7 +17,7 @@ from coded_checkpoints import CONFIG, EXPERTS, KINDS, write_coded_checkpoint
 from compiled_network import needs_compiler
 from quantized_runs import change_tensors, distance, load, refusal, run
 from safetensors.torch import load_file
-from tiny_checkpoints import make_prompt
+from tiny_checkpoints import make_prompt, write_checkpoint
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
@@ -26,7 +26,10 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import CompiledNetwork
 from inflight.models.config import ModelConfig
 from inflight.models.family import SplitByInputs, SplitByOutputs
+from inflight.models.formats.format import Block, Target
+from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.weights import WeightLoader
+from inflight_kernels import Code
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -35,8 +38,13 @@ SAME = 1e-4
 PROMPTS = [make_prompt(length) for length in (1, 8, 21)]
 CANNOT_BE_HALVED = frozenset({"fp8-blocks", "fp8-official", "int4-zeros", "gptq-4-v2"})
 """Their groups are of 64 or 128 inputs."""
+IN_CPP = {"cpu_compile": "true", "dtype": "float32"}
 QUANTIZES_ACTIVATIONS = frozenset({"fp8"})
 """Where torch computes them."""
+
+
+def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 @pytest.fixture
@@ -86,6 +94,84 @@ def test_a_request_has_the_same_bits_beside_any_others(kind: str, config: Any, t
         assert (alone.output, alone.output_log_probs) == (work.output, work.output_log_probs)
 
 
+# -- weights of floats that become codes -------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "rounding", "squares"), [("int8", 1 / 254, 0.007), ("fp8", 1 / 16, 0.035), ("int4", 0.5 / 7, 0.11)]
+)
+def test_weights_become_the_nearest_codes(name: str, rounding: float, squares: float, tmp_path: Path) -> None:
+    """`rounding`: of a weight, as a share of the largest of its 32; of 4 bits the scale may cut that one off, for a
+    smaller sum of `squares`, in which all groups count alike."""
+    write_checkpoint(tmp_path, CONFIG, 1, torch.float32)
+    values = load_file(tmp_path / "model.safetensors")["model.layers.0.mlp.gate_proj.weight"]
+    block = Block(
+        name="model.layers.0.mlp.gate_proj", num_outputs=192, num_inputs=128, outputs=range(192), inputs=range(128)
+    )
+    target = Target(dtype=torch.float32, device=torch.device("cpu"), empty=empty, keeps_codes=True)
+    with Checkpoint(tmp_path) as checkpoint:
+        weight = OnLoadFormat(Code(name)).read(checkpoint, [block], target)
+    errors = (dequantized(weight) - values).unflatten(1, (-1, 32))
+    groups = values.unflatten(1, (-1, 32))
+    if name != "int4":
+        assert (errors.abs() <= 1.01 * rounding * groups.abs().amax(-1, keepdim=True)).all()
+    assert (errors.norm(dim=-1) / groups.norm(dim=-1)).mean() < squares
+
+
+@needs_compiler
+@pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
+def test_networks_of_codes_are_near_those_of_floats(config: Any, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, config, 1, torch.float32)
+    found = {
+        name: max(distance(work, checkpoint.model) for work in run(tmp_path, PROMPTS, quantization=name, **IN_CPP))
+        for name in ("none", "int8", "fp8", "int4")
+    }
+    assert found["none"] < SAME < found["int8"] < found["fp8"] < found["int4"]
+    # A token of experts may go to other ones.
+    assert found["int8"] < 0.5 or config is EXPERTS
+
+
+@needs_compiler
+def test_ranks_make_the_same_codes(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIG, 1, torch.float32)
+    down, cpu = SplitByInputs("model.layers.0.mlp.down_proj"), torch.device("cpu")
+    with Checkpoint(tmp_path) as checkpoint:
+        parts = []
+        for size in (1, 2):
+            loaders = [
+                WeightLoader(
+                    checkpoint, OnLoadFormat(Code.INT4), FakeGroup(rank, size), torch.float32, cpu, keeps_codes=True
+                )
+                for rank in range(size)
+            ]
+            weights = [
+                loader.by_inputs(down, "", 128, loader.even_section("intermediate_size", 192)).weight
+                for loader in loaders
+            ]
+            parts.append(torch.cat([dequantized(weight) for weight in weights], 1))
+    assert torch.equal(*parts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cpu_compile": "false"}, "quantization is int4, which layers in C++ multiply on a CPU, and they do not run"),
+        ({"kv_cache_dtype": "fp8"}, "quantization is int4, which layers in C++ multiply on a CPU, and they do not run"),
+        ({"model_impl": "transformers"}, "quantization is int4, but transformers' modelling code computes"),
+    ],
+)
+def test_quantization_where_nothing_multiplies_codes(changes: dict[str, str], words: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIG, 1, torch.float32)
+    assert words in refusal(tmp_path, **{**IN_CPP, "quantization": "int4", **changes})
+
+
+def test_codes_are_not_quantised_again(folder: Path) -> None:
+    assert refusal(folder, quantization="int8") == (
+        f"quantization is int8, and the weights of {folder} are int4 already; set quantization to none"
+    )
+
+
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
 
@@ -113,12 +199,12 @@ def test_ranks_hold_the_whole_weight_between_them(kind: str, tmp_path: Path) -> 
             return
         wide = [loader.by_outputs(SplitByOutputs((gate, up)), "", [own, own], 128).weight for loader, own in pairs]
         tall = [loader.by_inputs(SplitByInputs(down), "", 128, own).weight for loader, own in pairs]
-    assert torch.equal(torch.cat([values(each)[:96] for each in wide]), dense[f"{gate}.weight"])
-    assert torch.equal(torch.cat([values(each)[96:] for each in wide]), dense[f"{up}.weight"])
-    assert torch.equal(torch.cat([values(each) for each in tall], 1), dense[f"{down}.weight"])
+    assert torch.equal(torch.cat([dequantized(each)[:96] for each in wide]), dense[f"{gate}.weight"])
+    assert torch.equal(torch.cat([dequantized(each)[96:] for each in wide]), dense[f"{up}.weight"])
+    assert torch.equal(torch.cat([dequantized(each) for each in tall], 1), dense[f"{down}.weight"])
 
 
-def values(weight: Any) -> torch.Tensor:
+def dequantized(weight: Any) -> torch.Tensor:
     if isinstance(weight, CodedGroups):
         return weight.packed.dequantize()
     found: torch.Tensor = weight.values_OI
