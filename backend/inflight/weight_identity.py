@@ -12,7 +12,7 @@ from pathlib import Path
 
 from inflight.config import EngineConfig
 
-ENDINGS = (".safetensors", ".json", ".py", ".h", ".cpp")
+ENDINGS = (".safetensors", ".gguf", ".json", ".py", ".h", ".cpp")
 
 
 def weight_identity(config: EngineConfig) -> str:

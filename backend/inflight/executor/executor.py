@@ -31,6 +31,7 @@ from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.context_state import users_key_file
 from inflight.executor.wire.launcher import Launcher
+from inflight.gguf.folder import PARAMETERS, with_folders
 from inflight.hub.local_checkpoint import local_checkpoint
 
 KNOWN_TO_FRONTS = (
@@ -105,10 +106,12 @@ def find_engine_config(name: str, seconds: float) -> EngineConfig:
 
 def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConfig | None) -> EngineConfig:
     """`config`, or the defaults, for the checkpoint in `model_path`, if that is given. A model that is named instead of
-    a folder is fetched. Raises ConfigurationError."""
+    a folder is fetched, and of a GGUF file a folder is made. Raises ConfigurationError."""
     config = config or EngineConfig()
     if model_path is not None:
         config = dataclasses.replace(config, gpt_model_path=os.fspath(model_path))
+    made = with_folders(config.to_parameters(), ".")
+    config = dataclasses.replace(config, **{key: made[key] for key in PARAMETERS})
     folder = local_checkpoint(config.gpt_model_path, config.to_parameters())
     return dataclasses.replace(config, gpt_model_path=str(folder))
 

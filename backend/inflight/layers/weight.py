@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import inflight_kernels
-from inflight_kernels import Int4Weight
+from inflight_kernels import CodedWeight, Int4Weight
 
 
 class Weight(Protocol):
@@ -51,6 +51,22 @@ class Int4Groups:
     def multiply(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
         """See Weight. `x_TI` has the dtype that the weight is packed for."""
         return inflight_kernels.int4_linear(x_TI, self.packed, bias_O, deterministic)
+
+    def multiply_gated(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
+        """See Weight."""
+        return inflight_kernels.silu_and_mul(self.multiply(x_TI, bias_O, deterministic))
+
+
+@dataclass(slots=True)
+class CodedGroups:
+    """Codes of 4 or 8 bits; those of each group of inputs share a scale, and a zero if there is one, for each output.
+    On CPUs."""
+
+    packed: CodedWeight
+
+    def multiply(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
+        """See Weight."""
+        return inflight_kernels.coded_linear(x_TI, self.packed, bias_O, deterministic)
 
     def multiply_gated(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
         """See Weight."""

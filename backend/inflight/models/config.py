@@ -140,7 +140,7 @@ def _check_experts(path: Path, family: Family, weight_format: WeightFormat) -> N
             f"{path}: {experts.num_chosen} of {experts.num_experts} experts for each token are not supported; "
             f"{MAX_CHOSEN_EXPERTS} of {MAX_EXPERTS} are"
         )
-    if weight_format.quantized:
+    if weight_format.quantized and not weight_format.reads_experts:
         raise ConfigurationError(
             f"{path}: quantized experts ({weight_format.quantized}) are not supported; use the float16, bfloat16 or "
             "float32 checkpoint"

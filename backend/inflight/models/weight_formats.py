@@ -58,7 +58,9 @@ class WeightFormat(Protocol):
     """The format of the weights of all layers of a checkpoint."""
 
     quantized: ClassVar[str]
-    """The type of quantised weights in the checkpoint, int4 or fp8; empty if all are floats."""
+    """The type of quantised weights in the checkpoint, int4, fp8 or gguf; empty if all are floats."""
+    reads_experts: ClassVar[bool]
+    """Whether the matrices of experts may be quantised."""
 
     def read(
         self,
@@ -82,6 +84,7 @@ class DenseFormat:
     """`<name>.weight` (O, I), of any float type."""
 
     quantized: ClassVar[str] = ""
+    reads_experts: ClassVar[bool] = False
 
     def read(
         self,
@@ -103,6 +106,7 @@ class AwqFormat:
     """
 
     quantized: ClassVar[str] = "int4"
+    reads_experts: ClassVar[bool] = False
     group_size: int
 
     def read(
@@ -181,6 +185,7 @@ class Fp8Format:
     """
 
     quantized: ClassVar[str] = "fp8"
+    reads_experts: ClassVar[bool] = False
     scheme: Fp8Scheme
 
     def read(
@@ -264,6 +269,10 @@ def choose_weight_format(path: Path, quantization: Mapping[str, Any]) -> WeightF
     if not quantization:
         return DenseFormat()
     method = quantization.get("quant_method", "unknown")
+    if method == "gguf":
+        from inflight.models.gguf_format import GgufFormat  # which is made of what is here
+
+        return GgufFormat()
     if method == "compressed-tensors":
         scheme = read_scheme(path, quantization)
         return Fp8Format(scheme) if scheme else DenseFormat()
