@@ -31,7 +31,7 @@ from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.context_state import users_key_file
 from inflight.executor.wire.launcher import Launcher
-from inflight.gguf.folder import PARAMETERS, with_folders
+from inflight.gguf.folder import with_folders
 from inflight.hub.local_checkpoint import local_checkpoint
 
 KNOWN_TO_FRONTS = (
@@ -111,9 +111,13 @@ def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConf
     if model_path is not None:
         config = dataclasses.replace(config, gpt_model_path=os.fspath(model_path))
     made = with_folders(config.to_parameters(), ".")
-    config = dataclasses.replace(config, **{key: made[key] for key in PARAMETERS})
-    folder = local_checkpoint(config.gpt_model_path, config.to_parameters())
-    return dataclasses.replace(config, gpt_model_path=str(folder))
+    folder = local_checkpoint(made["gpt_model_path"], made)
+    return dataclasses.replace(
+        config,
+        gpt_model_path=str(folder),
+        tokenizer_dir=made["tokenizer_dir"],
+        speculative_model_dir=made["speculative_model_dir"],
+    )
 
 
 def make_launchers(config: EngineConfig, name: str = "") -> list[Launcher]:

@@ -200,12 +200,15 @@ def _added_tokens(vocabulary: Vocabulary) -> Iterator[AddedToken]:
 
 def _add_template(found: tokenizers.Tokenizer, vocabulary: Vocabulary, adds_bos: bool) -> None:
     metadata = vocabulary.metadata
-    before = "bos" if metadata.flag("tokenizer.ggml.add_bos_token", adds_bos) else ""
-    behind = "eos" if metadata.flag("tokenizer.ggml.add_eos_token", False) else ""
-    tokens = {name: token for name in (before, behind) if name and (token := vocabulary.special_token(name)) is not None}
+    wanted = {
+        "bos": metadata.flag("tokenizer.ggml.add_bos_token", adds_bos),
+        "eos": metadata.flag("tokenizer.ggml.add_eos_token", False),
+    }
+    before, behind = ([vocabulary.special_token(name)] if is_wanted else [] for name, is_wanted in wanted.items())
+    tokens = [token for token in (*before, *behind) if token is not None]
     if tokens:
-        parts = [*([tokens[before]] if before in tokens else []), "$A", *([tokens[behind]] if behind in tokens else [])]
-        numbers = [(token, found.token_to_id(token)) for token in tokens.values()]
+        parts = [part for part in (*before, "$A", *behind) if part is not None]
+        numbers = [(token, found.token_to_id(token)) for token in tokens]
         found.post_processor = processors.TemplateProcessing(single=parts, special_tokens=numbers)
 
 

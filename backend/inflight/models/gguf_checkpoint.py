@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -34,6 +35,16 @@ class GgufCheckpoint(Checkpoint):
         self._made_dense: set[str] = set()
         """Names of types."""
         super().__init__(folder, is_read=is_read)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if kind is None and self._made_dense and self.is_read:
+            logger.info(
+                "layers of type %s were made dense as they were read, and take as much memory as unquantised ones",
+                ", ".join(sorted(self._made_dense)),
+            )
 
     def copy_into(
         self,
@@ -70,11 +81,8 @@ class GgufCheckpoint(Checkpoint):
         self._note(found_codes.nbytes + found_scales.nbytes)
 
     def note_dense(self, name: str) -> None:
-        """The matrix `name` is kept as floats; the log tells it once for each type."""
-        kind = self._tensor(name).type.name
-        if kind not in self._made_dense:
-            self._made_dense.add(kind)
-            logger.info("weights of type %s are made dense when they are read", kind)
+        """The quantised matrix `name` of a product is kept as floats, which the log tells in the end."""
+        self._made_dense.add(self._tensor(name).type.name)
 
     def _tensor(self, name: str) -> GgufTensor:
         found: GgufTensor = self._open(GGUF).get_slice(name)

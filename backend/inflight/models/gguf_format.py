@@ -61,6 +61,6 @@ def _read_codes(checkpoint: GgufCheckpoint, blocks: Sequence[Block], code: Code,
     num_inputs = len(blocks[0].inputs)
     codes = empty(sum(sizes), num_inputs * code.bits // 8, dtype=torch.uint8)
     scales = empty(sum(sizes), num_inputs // GROUP_SIZE, dtype=torch.float16)
-    for block, own_codes, own_scales in zip(blocks, codes.split(sizes), scales.split(sizes), strict=True):
+    for block, own_codes, own_scales in zip(blocks, torch.split(codes, sizes), torch.split(scales, sizes), strict=True):
         checkpoint.copy_codes(own_codes, own_scales, f"{block.name}.weight", block.outputs, block.inputs)
     return CodedGroups(CodedWeight(code, codes, scales, None, GROUP_SIZE))

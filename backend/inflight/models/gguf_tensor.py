@@ -58,7 +58,8 @@ class GgufTensor:
         if len(self._shape) == 1:
             return self._values(self._take(slice(None))).flatten()[slices]
         rows, *columns = slices or (slice(None),)
-        return self._values(self._take(rows)).view(-1, *self._shape[1:])[(slice(None), *columns)]
+        inner: tuple[Any, ...] = (slice(None), *columns)
+        return self._values(self._take(rows)).view(-1, *self._shape[1:])[inner]
 
     def codes(self, rows: range, columns: range) -> tuple[Tensor, Tensor]:
         """Of a matrix whose type is one of CODES: codes as a CodedWeight has them, and scales (O, G) float16.
@@ -79,7 +80,8 @@ class GgufTensor:
             return self._rows[rows]
         # The file has the first row of a head's first half, the first of its second half, the second of the first, ...
         places = np.arange(len(self._rows)).reshape(self._num_heads, -1, 2).swapaxes(1, 2).flatten()
-        return self._rows[places[rows]]
+        taken: Bytes = self._rows[places[rows]]
+        return taken
 
     def _values(self, rows: Bytes) -> Tensor:
         """(O, I)."""
