@@ -62,8 +62,8 @@ def find_file(path: Path) -> Path | None:
         return None
     files = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else []
     if len(files) > 1:
-        names = ", ".join(file.name for file in files[:3])
-        raise ConfigurationError(f"{path} holds {len(files)} GGUF files ({names}, …): name one of them")
+        names = ", ".join([*(file.name for file in files[:3]), *(["…"] if len(files) > 3 else [])])
+        raise ConfigurationError(f"{path} holds {len(files)} GGUF files ({names}): name one of them")
     return files[0] if files else None
 
 
