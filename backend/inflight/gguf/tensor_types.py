@@ -1,6 +1,6 @@
 """The types that ggml stores tensors in: how many elements a block of a row has, and how many bytes.
 
-The numbers are those of a GGUF file, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+The numbers are those of a GGUF file, as the documentation of ggml has them.
 """
 
 from __future__ import annotations
