@@ -16,7 +16,7 @@ DIGEST_BYTES = 8
 TAIL_BYTES = 2**16
 """Of each file of a checkpoint that are read: all of its config.json, and of its weights enough to tell two trainings
 apart without reading gigabytes."""
-FILES = ("*.json", "*.safetensors", "*.model", "*.txt")
+FILES = ("*.json", "*.safetensors", "*.gguf", "*.model", "*.txt")
 """Of a checkpoint and of its tokenizer."""
 
 ALIKE = ("checkpoint", "num_ranks", "data_parallel_size")

@@ -17,6 +17,8 @@ CONFIG = "config.json"
 QUANTIZATION = "hf_quant_config.json"
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
+GGUF = "model.gguf"
+"""Link to a GGUF file, in the folder that was made of its metadata."""
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
 """Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
 TEMPLATES = "additional_chat_templates"
@@ -31,7 +33,7 @@ SMALL_FILES = (
     f"{TEMPLATES}/*.jinja",
     *VOCABULARIES,
 )
-READ = (CONFIG, QUANTIZATION, INDEX, *SMALL_FILES, "*.safetensors")
+READ = (CONFIG, QUANTIZATION, INDEX, *SMALL_FILES, "*.safetensors", GGUF)
 
 
 def check_files(folder: str | Path) -> None:

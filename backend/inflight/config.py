@@ -56,8 +56,8 @@ class EngineConfig:
     """One field per key. The table of backend/CONFIGURATION.md repeats the docstring of each field."""
 
     gpt_model_path: str = "checkpoint"
-    """Hugging Face checkpoint folder; a relative path starts at the model's version folder. Or ORGANISATION/NAME of a
-    model on the hub, with @REVISION behind it or without, unless something lies at that path."""
+    """Hugging Face checkpoint folder, or a GGUF file; a relative path starts at the model's version folder. Or
+    ORGANISATION/NAME of a model on the hub, with @REVISION behind it or without, unless something lies at that path."""
     tokenizer_dir: str = ""
     """Folder of the tokenizer; unset = the checkpoint folder."""
     gpt_model_type: str = "inflight_fused_batching"

@@ -14,7 +14,7 @@ from inflight.config import EngineConfig
 
 CODE_OF_KERNELS = (("cpu",), ("cpu", "native"), ("cpu", "native", "isa"), ("matmul",))
 """Folders within inflight_kernels."""
-ENDINGS = (".safetensors", ".json", ".py", ".h", ".cpp")
+ENDINGS = (".safetensors", ".gguf", ".json", ".py", ".h", ".cpp")
 
 
 def weight_identity(config: EngineConfig) -> str:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from inflight_client.analyze import Target
 
 _DEMO_PROMPT = "Once upon a time"
-_MODEL = "Checkpoint folder, or a model of the Hugging Face hub: ORG/NAME[@REVISION]; the repository's unless given."
+_MODEL = (
+    "Checkpoint folder, GGUF file, or a model of the Hugging Face hub, ORG/NAME[@REVISION]; the repository's unless "
+    "given."
+)
 
 OpenAISet = Annotated[
     list[str] | None,

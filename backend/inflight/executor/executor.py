@@ -31,6 +31,7 @@ from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.context_state import users_key_file
 from inflight.executor.wire.launcher import Launcher
+from inflight.gguf.folder import with_folders
 from inflight.hub.local_checkpoint import local_checkpoint
 
 KNOWN_TO_FRONTS = (
@@ -105,12 +106,18 @@ def find_engine_config(name: str, seconds: float) -> EngineConfig:
 
 def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConfig | None) -> EngineConfig:
     """`config`, or the defaults, for the checkpoint in `model_path`, if that is given. A model that is named instead of
-    a folder is fetched. Raises ConfigurationError."""
+    a folder is fetched, and of a GGUF file a folder is made. Raises ConfigurationError."""
     config = config or EngineConfig()
     if model_path is not None:
         config = dataclasses.replace(config, gpt_model_path=os.fspath(model_path))
-    folder = local_checkpoint(config.gpt_model_path, config.to_parameters())
-    return dataclasses.replace(config, gpt_model_path=str(folder))
+    made = with_folders(config.to_parameters(), ".")
+    folder = local_checkpoint(made["gpt_model_path"], made)
+    return dataclasses.replace(
+        config,
+        gpt_model_path=str(folder),
+        tokenizer_dir=made["tokenizer_dir"],
+        speculative_model_dir=made["speculative_model_dir"],
+    )
 
 
 def make_launchers(config: EngineConfig, name: str = "") -> list[Launcher]:

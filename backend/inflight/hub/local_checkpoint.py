@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
+from inflight.gguf.folder import with_folders
 from inflight.hub.client import Hub
 from inflight.hub.fetch import fetch
 from inflight.hub.model_name import ModelName, find_name
@@ -49,12 +50,13 @@ def fetch_model(name: ModelName, parameters: Mapping[str, str], tell: Callable[[
 
 
 def with_local_checkpoint(parameters: Mapping[str, str], folder: str | Path) -> dict[str, str]:
-    """The parameters of a config.pbtxt whose version folder is `folder`, with a folder for `gpt_model_path`. Raises
-    ConfigurationError."""
+    """The parameters of a config.pbtxt whose version folder is `folder`, with folders for models that are named, and
+    for GGUF files. Raises ConfigurationError."""
+    parameters = with_folders(parameters, folder)
     model = parameters.get(KEY, "").strip()
     name = find_name(model, folder)
     if name is None:
-        return dict(parameters)
+        return parameters
     if parameters.get("executor", "").strip() == "external":
         raise ConfigurationError(refusal(KEY, name))
     return {**parameters, KEY: str(fetch_model(name, parameters))}

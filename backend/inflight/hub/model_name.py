@@ -49,8 +49,9 @@ class ModelName:
 
 
 def find_name(text: str, folder: str | Path = ".") -> ModelName | None:
-    """What `text` names on the hub; None if it is a path. Whatever lies at that path, from `folder` on, goes first."""
-    name = ModelName.parse(text)
+    """What `text` names on the hub; None if it is a path. Whatever lies at that path, from `folder` on, goes first. A
+    GGUF file is a path, also where there is none."""
+    name = None if text.endswith(".gguf") else ModelName.parse(text)
     # Unlike Path.exists, false for a path that is too long.
     return None if name is None or os.path.exists(os.path.join(folder, text)) else name
 

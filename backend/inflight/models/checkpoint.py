@@ -112,8 +112,7 @@ class Checkpoint:
             self._upload.copy(values, place)
         else:
             place.copy_(values)
-        self._num_bytes += values.nbytes
-        self._progress.note(self._num_bytes)
+        self._note(values.nbytes)
 
     def read_scale(self, name: str) -> float:
         """The only element of tensor `name`, with which others are quantised. It is read also if they are not, since no
@@ -169,6 +168,11 @@ class Checkpoint:
                 f"{self.folder}: the checkpoint holds tensors that its config.json does not account for: "
                 f"{', '.join(leftovers[:3])}{more}"
             )
+
+    def _note(self, num_bytes: int) -> None:
+        """So many more were read."""
+        self._num_bytes += num_bytes
+        self._progress.note(self._num_bytes)
 
     def _slice(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Any:
         if name not in self._file_of:

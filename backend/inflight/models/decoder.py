@@ -125,13 +125,13 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
         _load_layer(config, loader_of(number in own), features, cos_sin, number) for number in range(config.num_layers)
     ]
     norm = loader_of(is_last).norm(family.norm, "", config.hidden_size, config.rms_norm_eps)
-    table_UD, ignored = embedding.weight_UD, NOT_WEIGHTS
+    ignored = NOT_WEIGHTS
     if config.tie_word_embeddings:
         ignored = (*ignored, f"{family.head.name}.weight")
+        weight = loader_of(is_last).head(family.embedding, config.vocab_size, config.hidden_size, embedding.weight_UD)
     else:
-        table_UD = loader_of(is_last).by_vocabulary(family.head, config.vocab_size, config.hidden_size).weight_UD
+        weight = loader_of(is_last).head(family.head, config.vocab_size, config.hidden_size)
     loader.checkpoint.refuse_leftovers(ignored)
-    weight = loader_of(is_last).head_weight(table_UD, is_embedding=config.tie_word_embeddings)
     head = VocabularyParallelHead(weight, config.vocab_size, loader.group, loader.deterministic)
     scaled_head = head if family.logits_multiplier == 1.0 else Scaled(head, family.logits_multiplier)
     return Decoder(

@@ -21,6 +21,7 @@ from inflight.models.compiled import keeps_codes
 from inflight.models.config import ModelConfig, NotNative
 from inflight.models.decoder import load_decoder
 from inflight.models.formats.on_load import OnLoadFormat
+from inflight.models.gguf_checkpoint import open_checkpoint
 from inflight.models.network import Network
 from inflight.models.pipeline_stage import layers_of_stage
 from inflight.models.shared_weights import SharedWeights
@@ -105,7 +106,7 @@ def load_network(
     """
     stores_fp8 = config.kv_cache_dtype == "fp8"
     is_read = weights is None or not weights.is_filled or not isinstance(model, ModelConfig)
-    with checkpoint or Checkpoint(config.gpt_model_path, is_read=is_read) as tensors:
+    with checkpoint or open_checkpoint(config.gpt_model_path, is_read=is_read) as tensors:
         if has_cache_scales(tensors) != stores_fp8:
             logger.info(NO_SCALES if stores_fp8 else UNUSED_SCALES)
         if isinstance(model, ModelConfig):

@@ -12,6 +12,7 @@ from inflight.models.formats.awq import choose_awq
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import WeightFormat
 from inflight.models.formats.fp8 import Fp8BlockFormat, Fp8Format, choose_fp8
+from inflight.models.formats.gguf import GgufFormat
 from inflight.models.formats.gptq import choose_gptq
 from inflight.models.formats.packed import Mxfp4Format, PackedFormat
 
@@ -34,6 +35,8 @@ def choose_weight_format(path: Path, quantization: Mapping[str, Any]) -> WeightF
             return _of_scheme(read_scheme(path, quantization))
         case "awq":
             return choose_awq(path, quantization)
+        case "gguf":
+            return GgufFormat()
         case "gptq":
             return choose_gptq(path, quantization)
         case "fp8":

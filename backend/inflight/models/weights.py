@@ -28,6 +28,7 @@ from inflight.models.expert_blocks import find_experts
 from inflight.models.family import ExpertTensors, NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.formats.coded import CodedFormat
 from inflight.models.formats.format import Block, Target, WeightFormat
+from inflight.models.formats.gguf import GgufFormat
 from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.shared_weights import SharedWeights
 from inflight_kernels import CodedWeight
@@ -235,13 +236,26 @@ class WeightLoader:
         self.checkpoint.copy_into(weight_UD, name, shape, (self.group.rank * size,))
         return VocabularyParallelEmbedding(weight_UD, self.group)
 
-    def head_weight(self, table_UD: Tensor, *, is_embedding: bool) -> Weight:
-        """Of the head, whose table was read. `is_embedding`: it is that of the embedding, too, which reads it as it
-        is."""
-        if not (isinstance(self.weight_format, OnLoadFormat) and self.keeps_codes):
+    def head(
+        self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int, table_UD: Tensor | None = None
+    ) -> Weight:
+        """This rank's rows of the head. `table_UD`: those of the embedding, if it has the same table, which is kept."""
+        weight_format, size = self.weight_format, -(-vocab_size // self.group.size)
+        if isinstance(weight_format, GgufFormat) and self.keeps_codes and vocab_size % size == 0:
+            first = self.group.rank * size
+            outputs, inputs = range(first, first + size), range(hidden_size)
+            block = Block(
+                name=tensor.name, num_outputs=vocab_size, num_inputs=hidden_size, outputs=outputs, inputs=inputs
+            )
+            if table_UD is None or weight_format.has_codes(self.checkpoint, [block]):
+                return weight_format.read(self.checkpoint, [block], self._target)
+        is_embedding = table_UD is not None
+        if table_UD is None:
+            table_UD = self.by_vocabulary(tensor, vocab_size, hidden_size).weight_UD
+        if not (isinstance(weight_format, OnLoadFormat) and self.keeps_codes):
             return DenseWeight(table_UD)
-        is_read = self.checkpoint.is_read and not table_UD.is_meta
-        weight = self.weight_format.head_weight(table_UD, self._target, is_read=is_read)
+        is_read = self.checkpoint.is_read and self.device.type != "meta"
+        weight = weight_format.head_weight(table_UD, self._target, is_read=is_read)
         if self.memory is not None and not is_embedding:
             self.memory.release(table_UD)
         return weight

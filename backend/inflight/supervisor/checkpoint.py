@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from inflight.checkpoint_files import INDEX, VOCABULARIES, check_files
+from inflight.checkpoint_files import GGUF, INDEX, VOCABULARIES, check_files
 from inflight.errors import ConfigurationError
 
 
@@ -36,8 +36,8 @@ def check_folder(folder: Path) -> None:
     """Raise ConfigurationError if there is no such folder."""
     if not folder.is_dir():
         raise ConfigurationError(
-            f"{folder} is not a folder: give the folder of a Hugging Face checkpoint, or ORGANISATION/NAME of a model "
-            "on the hub"
+            f"{folder} is not a folder: give the folder of a Hugging Face checkpoint, a GGUF file, or "
+            "ORGANISATION/NAME of a model on the hub"
         )
 
 
@@ -77,7 +77,7 @@ def _check_weights(folder: Path) -> None:
             raise ConfigurationError(
                 f"{folder} is incomplete: {len(missing)} of {len(shards)} shards missing ({missing[0]})"
             )
-    elif not any(folder.glob("*.safetensors")):
+    elif not (folder / GGUF).is_file() and not any(folder.glob("*.safetensors")):
         other = next(
             (path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)), None
         )

@@ -6,6 +6,7 @@ model configuration and the engine's parameter names; starts nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.gguf.folder import find_file, with_folders
 from inflight.hub.local_checkpoint import KEY, fetch_model, refusal
 from inflight.hub.model_name import ModelName, find_name
 from inflight.model_config import CONFIG, newest_version, parse
@@ -71,8 +73,10 @@ def write(
     overrides = dict(parameters or {})
     if checkpoint_folder is not None:
         if isinstance(checkpoint_folder, Path):
-            checkpoint.check_folder(checkpoint_folder)  # as it was given
-            checkpoint_folder = checkpoint_folder.resolve()
+            if find_file(checkpoint_folder) is None:
+                checkpoint.check_folder(checkpoint_folder)  # as it was given
+                checkpoint_folder = checkpoint_folder.resolve()
+            checkpoint_folder = Path(os.path.abspath(checkpoint_folder))
         overrides["gpt_model_path"] = str(checkpoint_folder)
         # The dtype in the repository, and the adapters, are for its own checkpoint.
         for key, value in (("dtype", "auto"), ("max_loras", ""), ("lora_dir", "")):
@@ -92,6 +96,8 @@ def write(
     fetched: dict[str, str] = {}
     for name, config in configs.items():
         changes = dict(overrides) if name in engines else {}
+        if name in engines:
+            changes |= _folders_of_files(config, changes, source / name)
         if name in engines and (named := _named_model(config, changes, source / name)) is not None:
             fetched[str(named)] = fetched.get(str(named)) or str(fetch(named, {**_parameters(config), **changes}))
             changes[KEY] = fetched[str(named)]
@@ -187,6 +193,13 @@ def _named_model(config: ModelConfig, changes: Mapping[str, str], folder: Path) 
     if name is not None and values.get("executor", "").strip() == "external":
         raise ConfigurationError(refusal(KEY, name))
     return name
+
+
+def _folders_of_files(config: ModelConfig, changes: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Parameters that name GGUF files, with the folders that are made of these. Raises ConfigurationError."""
+    values = {**_parameters(config), **changes}
+    made = with_folders(values, newest_version(folder))
+    return {key: value for key, value in made.items() if value != values[key]}
 
 
 def _parameters(config: ModelConfig) -> dict[str, str]:

@@ -86,5 +86,5 @@ def _fill_embedding(target: Tensor) -> None:
 @contextmanager
 def made_weights() -> Iterator[None]:
     """Engines that are loaded meanwhile, on one rank and by the native layers, read config.json and no weights."""
-    with mock.patch.object(implementation, "Checkpoint", MadeCheckpoint):
+    with mock.patch.object(implementation, "open_checkpoint", MadeCheckpoint):
         yield

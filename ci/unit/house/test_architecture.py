@@ -32,8 +32,11 @@ BESIDE = {
     "guides": frozenset({"server", "openai", "executor", "runtime"}),
     # Models are fetched by whoever starts ranks, before it does; ranks only know how to show where one is from.
     "hub": frozenset({"supervisor", "server", "executor", "runtime"}),
+    # Folders are made of GGUF files where models are fetched; ranks read the tensors.
+    "gguf": frozenset({"hub", "supervisor", "executor", "models"}),
 }
-"""Rooms off the stairs: who may import them. They import nothing but the ground floor themselves."""
+"""Rooms off the stairs: who may import them. They import nothing but the ground floor themselves, and each other where
+it says so."""
 PUBLIC_NAMES = frozenset(inflight.__all__)
 WIRE_ENDS = frozenset({"front", "launchers", "rank"})
 """Rooms of the executor that meet only in its `wire`, which imports none of them."""

@@ -1,0 +1,112 @@
+"""The rotary embedding of a GGUF file as a config.json has it. Scalings that the engine lacks are refused by name.
+
+llama.cpp writes Llama 3's scaling as one factor for each pair of a head's elements, and not the numbers that they were
+computed from. Those that Llama 3 was published with are tried.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from inflight.errors import ConfigurationError
+from inflight.gguf.file import GgufFile
+from inflight.gguf.tensor_types import F32
+
+FACTORS = "rope_freqs.weight"
+"""Tensor with a divisor for each frequency."""
+UNSUPPORTED_FACTORS = ("rope_factors_long.weight", "rope_factors_short.weight")
+LOW, HIGH = 1.0, 4.0
+ORIGINAL_LENGTHS = (8192, 4096, 16384)
+"""Context that a model was trained for before scaling: that of Llama 3, and of others with its scaling."""
+TOLERANCE = 1e-4
+SUPPORTED_KEYS = (
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+)
+"""Below the architecture's name."""
+
+
+def rope_parameters(file: GgufFile, architecture: str, rotary_dim: int) -> dict[str, Any]:
+    """`rotary_dim`: elements of a head that are rotated. Raises ConfigurationError."""
+    metadata = file.metadata
+    prefix = f"{architecture}.rope"
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number(f"{prefix}.freq_base", 10000.0)}
+    for name in UNSUPPORTED_FACTORS:
+        if name in file.tensors:
+            raise ConfigurationError(
+                f"{file.path}: the scaling of positions by the tensor {name} (longrope) is not supported; use the "
+                "file of a model for a shorter context"
+            )
+    kind = metadata.text(f"{prefix}.scaling.type", "linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise ConfigurationError(f"{file.path}: {prefix}.scaling.type {kind!r} is not supported; linear and yarn are")
+    if FACTORS in file.tensors:
+        if kind == "yarn":
+            raise ConfigurationError(
+                f"{file.path}: {prefix}.scaling.type {kind} and the tensor {FACTORS} scale positions twice, which is "
+                "not supported"
+            )
+        return {**parameters, **_llama3(file, parameters["rope_theta"], rotary_dim)}
+    factor = metadata.number(f"{prefix}.scaling.factor", metadata.number(f"{prefix}.scale_linear", 1.0))
+    if kind == "yarn":
+        return {**parameters, "rope_type": "yarn", "factor": factor, **_yarn(file, prefix)}
+    if kind == "linear" and factor not in (0.0, 1.0):
+        return {**parameters, "rope_type": "linear", "factor": factor}
+    return parameters
+
+
+def _yarn(file: GgufFile, prefix: str) -> dict[str, Any]:
+    metadata = file.metadata
+    if metadata.number(f"{prefix}.scaling.attn_factor", 1.0) != 1.0:
+        raise ConfigurationError(f"{file.path}: {prefix}.scaling.attn_factor other than 1 is not supported")
+    return {
+        "original_max_position_embeddings": metadata.whole(f"{prefix}.scaling.original_context_length"),
+        "beta_fast": metadata.number(f"{prefix}.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.number(f"{prefix}.scaling.yarn_beta_slow", 1.0),
+    }
+
+
+def _llama3(file: GgufFile, theta: float, rotary_dim: int) -> dict[str, Any]:
+    info = file.tensors[FACTORS]
+    if info.type is not F32 or info.shape != (rotary_dim // 2,):
+        raise ConfigurationError(
+            f"{file.path}: tensor {FACTORS} is {info.type.name} of shape {list(info.shape)}, and {rotary_dim // 2} "
+            "numbers of F32 are expected"
+        )
+    factors = struct.unpack(f"<{rotary_dim // 2}f", file.bytes_of(info))
+    largest = max(factors)
+    for original in ORIGINAL_LENGTHS:
+        expected = _factors(theta, rotary_dim, largest, original)
+        if all(math.isclose(*pair, rel_tol=TOLERANCE) for pair in zip(factors, expected, strict=True)):
+            return {
+                "rope_type": "llama3",
+                "factor": largest,
+                "low_freq_factor": LOW,
+                "high_freq_factor": HIGH,
+                "original_max_position_embeddings": original,
+            }
+    raise ConfigurationError(
+        f"{file.path}: the factors in tensor {FACTORS} are not those of Llama 3's scaling of positions, and others are "
+        "not supported"
+    )
+
+
+def _factors(theta: float, rotary_dim: int, factor: float, original: int) -> Sequence[float]:
+    """What Llama 3 divides each frequency by."""
+    found = []
+    for element in range(0, rotary_dim, 2):
+        turns = original * theta ** (-element / rotary_dim) / (2 * math.pi)
+        blend = min(max((turns - LOW) / (HIGH - LOW), 0.0), 1.0)
+        found.append(1 / ((1 - blend) / factor + blend))
+    return found

@@ -1,0 +1,115 @@
+"""Reads the tensors of a GGUF file: those of the checkpoint of transformers, by their names there.
+
+Floats are read as from other checkpoints; codes also as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inflight.checkpoint_files import GGUF
+from inflight.errors import ConfigurationError
+from inflight.gguf.file import GgufFile
+from inflight.gguf.tensors import NamedTensor, named_tensors
+from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
+from inflight.models.gguf_tensor import GgufTensor
+from inflight.models.usable_values import why_unusable
+
+logger = logging.getLogger(__name__)
+
+DENSE_BYTES = 2**26
+"""Of floats that are made at once of quantised weights, beside the tensor that they are copied to."""
+
+
+class GgufCheckpoint(Checkpoint):
+    def __init__(self, folder: str | Path, *, is_read: bool = True) -> None:
+        """See Checkpoint. `folder`: made by inflight.gguf."""
+        self._file = GgufFile(Path(folder, GGUF))
+        self._tensors = named_tensors(self._file)
+        self._made_dense: set[str] = set()
+        """Names of types."""
+        super().__init__(folder, is_read=is_read)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if kind is None and self._made_dense and self.is_read:
+            logger.info(
+                "layers of type %s were made dense as they were read, and take as much memory as unquantised ones",
+                ", ".join(sorted(self._made_dense)),
+            )
+
+    def copy_into(
+        self,
+        target: Tensor,
+        name: str,
+        shape: tuple[int, ...],
+        starts: tuple[int, ...] = (0,),
+        dtypes: tuple[str, ...] = FLOAT_DTYPES,
+    ) -> None:
+        """See Checkpoint. Numbers are made of quantised weights a few rows at a time."""
+        num_rows = max(DENSE_BYTES // (4 * max(target[:1].numel(), 1)), 1)
+        if len(shape) == 1 or len(target) <= num_rows:
+            super().copy_into(target, name, shape, starts, dtypes)
+            return
+        for first in range(0, len(target), num_rows):
+            part = target[first : first + num_rows]
+            super().copy_into(part, name, shape, (starts[0] + first, *starts[1:]), dtypes)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> GgufTensor:
+        """Tensor `name`, which must have this shape, whatever its type."""
+        found: GgufTensor = self._slice(name, shape, FLOAT_DTYPES)
+        return found
+
+    def copy_codes(self, codes: Tensor, scales: Tensor, name: str, rows: range, columns: range) -> None:
+        """Copy these rows and columns of the matrix `name`, which has codes, as a CodedWeight has them. Into tensors on
+        meta nothing is read."""
+        if codes.is_meta or not self.is_read:
+            return
+        found_codes, found_scales = self._tensor(name).codes(rows, columns)
+        if reason := why_unusable(found_scales, torch.float16):
+            raise ConfigurationError(f"{self.folder / GGUF}: tensor {name} has a scale that {reason}")
+        codes.copy_(found_codes)
+        scales.copy_(found_scales)
+        self._note(found_codes.nbytes + found_scales.nbytes)
+
+    def note_dense(self, name: str) -> None:
+        """The quantised matrix `name` of a product is kept as floats, which the log tells in the end."""
+        self._made_dense.add(self._tensor(name).type.name)
+
+    def _tensor(self, name: str) -> GgufTensor:
+        found: GgufTensor = self._open(GGUF).get_slice(name)
+        return found
+
+    def _locate(self) -> dict[str, str]:
+        return dict.fromkeys(self._tensors, GGUF)
+
+    def _open(self, file_name: str) -> Any:
+        return _Handle(self._file, self._tensors)
+
+
+class _Handle:
+    """What safetensors calls an open file."""
+
+    def __init__(self, file: GgufFile, tensors: dict[str, NamedTensor]) -> None:
+        self._file = file
+        self._tensors = tensors
+
+    def get_slice(self, name: str) -> GgufTensor:
+        return GgufTensor(self._file, self._tensors[name])
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self.get_slice(name)[...]
+
+
+def open_checkpoint(folder: str | Path, *, is_read: bool = True) -> Checkpoint:
+    """The checkpoint in `folder`, safetensors or a GGUF file. Raises ConfigurationError."""
+    kind = GgufCheckpoint if Path(folder, GGUF).exists() else Checkpoint
+    return kind(folder, is_read=is_read)

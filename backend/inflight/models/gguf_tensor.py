@@ -1,0 +1,99 @@
+"""A tensor of a GGUF file as the checkpoint of transformers has it: slices of its floats, or of its codes and scales.
+
+Rows of queries and keys that llama.cpp keeps in another order are put back into that of transformers. A row is a whole
+number of blocks, so that quantised rows move as they are. Knows no names.
+
+Legend: O rows (output features), I columns (input features), G groups of 32 columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from inflight.gguf.file import GgufFile
+from inflight.gguf.tensor_types import BF16, F16, F32, Q4_0, Q8_0, TensorType
+from inflight.gguf.tensors import NamedTensor
+from inflight_kernels.matmul.coded_weight import Code, join_halves
+
+FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
+CODES = {Q8_0: Code.INT8, Q4_0: Code.INT4}
+"""Types whose numbers are a scale times a code, for each group of columns."""
+GROUP_SIZE = 32
+SCALE_BYTES = 2
+"""A float16 before the codes of a group."""
+
+Bytes = NDArray[np.uint8]
+
+
+class GgufTensor:
+    """What safetensors calls a slice, and more: it reads its bytes when it is indexed."""
+
+    def __init__(self, file: GgufFile, tensor: NamedTensor) -> None:
+        self.type: TensorType = tensor.info.type
+        self._shape = tensor.shape
+        self._num_heads = tensor.num_heads
+        # A vector of floats has a row for each.
+        num_columns = 1 if len(self._shape) == 1 and self.type in FLOATS else self._shape[-1]
+        self._row_bytes = self.type.row_bytes(num_columns)
+        rows = np.frombuffer(file.bytes_of(tensor.info), np.uint8).reshape(-1, self._row_bytes)
+        if tensor.expert is not None:
+            rows = rows.reshape(tensor.info.shape[0], -1, self._row_bytes)[tensor.expert]
+        self._rows: Bytes = rows
+
+    def get_shape(self) -> list[int]:
+        return list(self._shape)
+
+    def get_dtype(self) -> str:
+        """Of the floats that indexing gives, as safetensors names it."""
+        return self.type.name if self.type in FLOATS else F32.name
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """Its floats. `index`: a slice, or a tuple of them, one for each dimension; an ellipsis for all."""
+        slices = () if index is ... else index if isinstance(index, tuple) else (index,)
+        if len(self._shape) == 1:
+            return self._values(self._take(slice(None))).flatten()[slices]
+        rows, *columns = slices or (slice(None),)
+        inner: tuple[Any, ...] = (slice(None), *columns)
+        return self._values(self._take(rows)).view(-1, *self._shape[1:])[inner]
+
+    def codes(self, rows: range, columns: range) -> tuple[Tensor, Tensor]:
+        """Of a matrix whose type is one of CODES: codes as a CodedWeight has them, and scales (O, G) float16.
+        `columns`: whole groups."""
+        blocks = self._take(slice(rows.start, rows.stop)).reshape(len(rows), -1, self.type.block_bytes)
+        groups = blocks[:, columns.start // GROUP_SIZE : columns.stop // GROUP_SIZE]
+        scales = torch.from_numpy(groups[..., :SCALE_BYTES].copy().view(np.float16)[..., 0])
+        codes_OGB = torch.from_numpy(groups[..., SCALE_BYTES:].copy())
+        if self.type is Q8_0:
+            return codes_OGB.flatten(1), scales
+        # The first sixteen columns of a group are in the lower halves of its bytes. 8 more than the number.
+        by_column = torch.cat([codes_OGB & 15, codes_OGB >> 4], -1) ^ 8
+        return join_halves(by_column.flatten(1)), scales
+
+    def _take(self, rows: slice) -> Bytes:
+        """The bytes of these rows, in the order of transformers."""
+        if not self._num_heads:
+            return self._rows[rows]
+        # The file has the first row of a head's first half, the first of its second half, the second of the first, ...
+        places = np.arange(len(self._rows)).reshape(self._num_heads, -1, 2).swapaxes(1, 2).flatten()
+        taken: Bytes = self._rows[places[rows]]
+        return taken
+
+    def _values(self, rows: Bytes) -> Tensor:
+        """(O, I)."""
+        dtype = FLOATS.get(self.type)
+        if dtype is not None:
+            # A copy: torch wants memory that can be written to.
+            return torch.from_numpy(rows.copy()).view(dtype)
+        return torch.from_numpy(_dequantize(np.ascontiguousarray(rows), self.type))
+
+
+def _dequantize(rows: Bytes, kind: TensorType) -> NDArray[np.float32]:
+    import gguf  # takes a while to import
+
+    found: NDArray[np.float32] = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind.name])
+    return found
