@@ -7,6 +7,7 @@ features, G groups of inputs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +23,8 @@ from inflight_kernels import Code, CodedWeight, join_halves
 
 HEAD_CODES = {Code.INT4: Code.INT8}
 """Of the head, where it has other codes than the layers: a wrong logit is a wrong token."""
-ROWS_AT_ONCE = 4096
-"""Of a head: to quantise takes several times their memory."""
+NUMBERS_AT_ONCE = 2**16
+"""That are quantised: what is computed of them stays in the second cache."""
 SHARES = tuple(1.0 - 0.04 * step for step in range(8))
 """Of the scale with which the largest weight of a group fits, those that are tried for 4 bits."""
 
@@ -95,42 +96,55 @@ class OnLoadFormat(CodedFormat):
             group_size=GROUP_UNIT,
         )
         if is_read:
-            parts = (torch.split(each, ROWS_AT_ONCE) for each in (table_OI, weight.codes, weight.scales))
-            for values, codes, scales in zip(*parts, strict=True):
-                found, shared = quantize(code, values.float())
-                codes.copy_(found if code.bits == 8 else join_halves(found))
-                scales.copy_(shared)
+            found, scales = quantize(code, table_OI)
+            weight.codes.copy_(found if code.bits == 8 else join_halves(found))
+            weight.scales.copy_(scales)
         return CodedGroups(weight)
 
 
 def quantize(code: Code, values_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (O, I), uint8, and scales (O, G), float16, of float32: each code is the one nearest to its value. Of 4 bits
+    """Codes (O, I), uint8, and scales (O, G), float16, of floats: each code is the one nearest to its value. Of 4 bits
     the scale is the one of several with which the squares of a group's errors sum to least."""
+    num_rows, num_threads = max(NUMBERS_AT_ONCE // values_OI.shape[1], 1), torch.get_num_threads()
+    # Each thread has rows of its own: operations on so few numbers would mostly wait for each other's threads.
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(num_threads) as threads:
+            parts = list(threads.map(lambda rows: _quantize_rows(code, rows.float()), torch.split(values_OI, num_rows)))
+    finally:
+        torch.set_num_threads(num_threads)
+    codes, scales = zip(*parts, strict=True)
+    return torch.cat(codes), torch.cat(scales)
+
+
+def _quantize_rows(code: Code, values_OI: Tensor) -> tuple[Tensor, Tensor]:
     padded = torch.nn.functional.pad(values_OI, (0, -values_OI.shape[1] % GROUP_UNIT))
-    groups = padded.view(len(padded), -1, GROUP_UNIT)
+    # A column for each group (32, N): reductions over the first dimension are fast.
+    groups = padded.view(-1, GROUP_UNIT).T.contiguous()
     match code:
         case Code.INT8:
-            scales = _fit(groups.abs().amax(-1), 127)
-            codes = _nearest(groups, scales, -127, 127).view(torch.uint8)
+            scales = _fit(groups.abs().amax(0), 127)
+            codes = _nearest(groups, scales, -127, 127).to(torch.int8).view(torch.uint8)
         case Code.FP8:
-            scales = _fit(groups.abs().amax(-1), 448)
-            scaled = (groups / scales.float()[..., None]).clamp(-448, 448)
-            codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+            scales = _fit(groups.abs().amax(0), 448)
+            codes = (groups / scales.float()).clamp_(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
         case Code.INT4:
             scales = _best_of_four_bits(groups)
-            codes = _nearest(groups, scales, -8, 7).view(torch.uint8) & 15
+            codes = _nearest(groups, scales, -8, 7).to(torch.int8).view(torch.uint8) & 15
         case _:
             raise ValueError(f"weights are not quantised to {code.value} when they are read")
-    return codes.flatten(1)[:, : values_OI.shape[1]], scales
+    num_rows, num_inputs = values_OI.shape
+    return codes.T.reshape(num_rows, -1)[:, :num_inputs].contiguous(), scales.view(num_rows, -1)
 
 
 def _best_of_four_bits(groups: Tensor) -> Tensor:
-    """(O, G): the number with the largest magnitude becomes about -8, of which there is one more than of 7."""
-    extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
+    """(N,): the number with the largest magnitude becomes about -8, of which there is one more than of 7."""
+    low, high = groups.amin(0), groups.amax(0)
+    extreme = torch.where(-low > high, low, high)
     best = least = torch.empty(0)
     for number, share in enumerate(SHARES):
         scales = _fit(extreme * share, -8)
-        errors = (_nearest(groups, scales, -8, 7) * scales.float()[..., None] - groups).square_().sum(-1)
+        errors = _nearest(groups, scales, -8, 7).mul_(scales.float()).sub_(groups).square_().sum(0)
         if number == 0:
             best, least = scales, errors
         else:
@@ -145,5 +159,5 @@ def _fit(extremes: Tensor, most: int) -> Tensor:
 
 
 def _nearest(groups: Tensor, scales: Tensor, low: int, high: int) -> Tensor:
-    """int8."""
-    return (groups / scales.float()[..., None]).round_().clamp_(low, high).to(torch.int8)
+    """Whole numbers, float32."""
+    return (groups / scales.float()).round_().clamp_(low, high)
