@@ -67,6 +67,9 @@ class EngineConfig:
     dtype: str = "auto"
     """auto (the checkpoint's; float32 where torch would widen 16 bits on a CPU), float32, bfloat16 or float16; also
     the KV cache's."""
+    quantization: str = "none"
+    """Weights of a checkpoint of floats become int8, int4 or fp8 while they are read, or none does. On a CPU C++
+    multiplies them, on a GPU int4 alone."""
     deterministic: bool = False
     """Torch layers and GPU kernels compute the same bits of a token however it is batched, as C++ does, but slower."""
     device: str = "auto"
@@ -244,6 +247,7 @@ class EngineConfig:
         one_of("gpt_model_type", self.gpt_model_type, ("inflight_batching", "inflight_fused_batching"))
         one_of("model_impl", self.model_impl, ("auto", "native", "transformers"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        one_of("quantization", self.quantization, ("none", "int8", "int4", "fp8"))
         one_of("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         one_of("cpu_compile", self.cpu_compile, ("auto", "true", "false"))

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from inflight.config import EngineConfig
 
+CODE_OF_KERNELS = (("cpu",), ("cpu", "native"), ("cpu", "native", "isa"), ("matmul",))
+"""Folders within inflight_kernels."""
 ENDINGS = (".safetensors", ".gguf", ".json", ".py", ".h", ".cpp")
 
 
@@ -21,7 +23,7 @@ def weight_identity(config: EngineConfig) -> str:
     folders = [Path(config.gpt_model_path), *_code_of_layouts()]
     if config.speculative_model_dir:
         folders.append(Path(config.speculative_model_dir))
-    digest = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(config.quantization.encode() + b"\0", digest_size=16)
     for part in _files(folders):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()
@@ -30,10 +32,10 @@ def weight_identity(config: EngineConfig) -> str:
 def _code_of_layouts() -> Iterator[Path]:
     """Its folders, without importing it, which takes torch."""
     models = Path(__file__).parent / "models"
-    yield from (models, models / "families", models.with_name("gguf"))
+    yield from (models, models / "families", models / "formats", models.with_name("gguf"))
     kernels = importlib.util.find_spec("inflight_kernels")
     for location in (kernels and kernels.submodule_search_locations) or ():
-        yield from (Path(location, "cpu"), Path(location, "cpu", "native"))
+        yield from (Path(location, *parts) for parts in CODE_OF_KERNELS)
 
 
 def _files(folders: Iterable[Path]) -> Iterator[str]:

@@ -53,7 +53,8 @@ def _random_weight(
     groups = inputs // GROUP_SIZE
     q = torch.randint(0, 16, (inputs, outputs), generator=generator)
     zeros = torch.randint(4, 12, (groups, outputs), generator=generator)
-    scales = (torch.rand((groups, outputs), generator=generator) * 0.03 + 0.01).half()
+    # Which both types of 16 bits hold.
+    scales = (torch.rand((groups, outputs), generator=generator) * 0.03 + 0.01).bfloat16().half()
     steps = (q - zeros.repeat_interleave(GROUP_SIZE, 0)).float()
     weight = (steps * scales.to(dtype).float().repeat_interleave(GROUP_SIZE, 0)).to(dtype).T.contiguous()
     return {"qweight": _words(q), "qzeros": _words(zeros), "scales": scales}, weight

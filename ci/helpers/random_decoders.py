@@ -162,7 +162,7 @@ def random_decoder(
         embedding=VocabularyParallelEmbedding(part(random(203, hidden, scale=1.0)), group),
         layers=[layer(0, heads.num_kv_heads, 90, 1e-6), layer(heads.window, heads.num_kv_heads + 1, 160, 0.5)],
         norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
-        head=VocabularyParallelHead(part(random(203, hidden, scale=0.1)), 203, group, deterministic),
+        head=VocabularyParallelHead(DenseWeight(part(random(203, hidden, scale=0.1))), 203, group, deterministic),
     )
     shape = KVCacheShape(layers=decoder.cache_specs, block_size=BLOCK_SIZE)
     return decoder, KVCache(shape, 1200, torch.device("cpu"))

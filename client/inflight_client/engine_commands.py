@@ -44,6 +44,9 @@ DataParallelSize = Annotated[
     int | None, typer.Option("--data-parallel-size", "-dp", help="Replicas that share the requests.", min=1)
 ]
 Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="none, int8, int4 or fp8: what weights of floats become while they are read.")
+]
 KvCacheDtype = Annotated[str | None, typer.Option(help="auto or fp8.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 MaxBatchSize = Annotated[int | None, typer.Option(help="Sequences in one step.", min=1)]
@@ -74,6 +77,7 @@ def serve(
     pipeline_parallel_size: PipelineParallelSize = None,
     data_parallel_size: DataParallelSize = None,
     dtype: Dtype = None,
+    quantization: Quantization = None,
     kv_cache_dtype: KvCacheDtype = None,
     device: Device = None,
     max_batch_size: MaxBatchSize = None,
@@ -188,6 +192,7 @@ def openai(
     pipeline_parallel_size: PipelineParallelSize = None,
     data_parallel_size: DataParallelSize = None,
     dtype: Dtype = None,
+    quantization: Quantization = None,
     kv_cache_dtype: KvCacheDtype = None,
     device: Device = None,
     max_batch_size: MaxBatchSize = None,
@@ -268,6 +273,7 @@ _OF_CONFIGURATION = (
     "pipeline_parallel_size",
     "data_parallel_size",
     "dtype",
+    "quantization",
     "kv_cache_dtype",
     "device",
     "max_batch_size",

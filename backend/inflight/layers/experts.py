@@ -14,6 +14,7 @@ import inflight_kernels
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.weight import Weight
+from inflight_kernels import CodedWeight
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,9 +23,9 @@ class Experts:
 
     router: Weight
     """(E, D), whole on every rank."""
-    gate_up_ECD: Tensor
+    gate_up_ECD: Tensor | CodedWeight
     """Of each expert gate, then up."""
-    down_EDI: Tensor
+    down_EDI: Tensor | CodedWeight
     num_chosen: int
     renormalize: bool
     """Whether a token's weights sum to 1."""

@@ -13,6 +13,7 @@ from torch import Tensor
 import inflight_kernels
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
+from inflight.layers.weight import Weight
 
 
 @dataclass(slots=True)
@@ -39,12 +40,13 @@ class VocabularyParallelHead:
     It takes no metadata: what it is called with are the rows that sample and not the tokens of the step.
     """
 
-    weight_UD: Tensor
+    weight: Weight
+    """(U, D)."""
     vocab_size: int
     group: TensorParallelGroup
     deterministic: bool = False
     """The bits of a row of logits depend on its hidden state alone."""
 
     def __call__(self, hidden_BD: Tensor) -> Tensor:
-        logits_BV = self.group.all_gather(inflight_kernels.linear(hidden_BD, self.weight_UD, None, self.deterministic))
+        logits_BV = self.group.all_gather(self.weight.multiply(hidden_BD, None, self.deterministic))
         return logits_BV[:, : self.vocab_size]

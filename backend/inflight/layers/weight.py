@@ -59,13 +59,12 @@ class Int4Groups:
 
 @dataclass(slots=True)
 class CodedGroups:
-    """Codes of 4 or 8 bits; those of each group of inputs share a scale, and a zero if there is one, for each output.
-    On CPUs."""
+    """4 or 8 bits per element in one of several codes, which C++ multiplies on a CPU; activations stay as they are."""
 
     packed: CodedWeight
 
     def multiply(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:
-        """See Weight."""
+        """See Weight. Sums are in float32, rounded once."""
         return inflight_kernels.coded_linear(x_TI, self.packed, bias_O, deterministic)
 
     def multiply_gated(self, x_TI: Tensor, bias_O: Tensor | None, deterministic: bool = False) -> Tensor:

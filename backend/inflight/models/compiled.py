@@ -101,9 +101,16 @@ def may_compile(config: EngineConfig, model: ModelConfig) -> bool:
     """Whether C++ computes networks of such a configuration, on machines that can compile them."""
     return (
         config.cpu_compile != "false"
-        and model.weight_format.quantized != "fp8"
+        and config.kv_cache_dtype != "fp8"
         and model.hidden_size % cpu.STEP == 0
         and model.head_dim in cpu.HEAD_DIMS
+    )
+
+
+def keeps_codes(config: EngineConfig, model: ModelConfig, device: torch.device, group: TensorParallelGroup) -> bool:
+    """Whether weights that are codes may stay so, since C++ is going to multiply them."""
+    return (
+        device.type == "cpu" and may_compile(config, model) and group.can_be_recorded and not cpu.unsupported_reason()
     )
 
 

@@ -18,8 +18,9 @@ from inflight.layers.rotary import FREQUENCIES, RopeConfig
 from inflight.models.config_file import ConfigValues, check_values, read_config_file, read_quantization, tell_defaults
 from inflight.models.families import FAMILIES
 from inflight.models.family import DescribeFamily, Family
+from inflight.models.formats.format import WeightFormat
 from inflight.models.hf_config import read_values
-from inflight.models.weight_formats import WeightFormat, choose_weight_format
+from inflight.models.weight_formats import choose_weight_format
 from inflight_kernels.moe import MAX_CHOSEN_EXPERTS, MAX_EXPERTS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -69,7 +70,7 @@ class ModelConfig:
         _refuse_other_activations(path, values)
         family = describe(ConfigValues(path, values))
         weight_format = choose_weight_format(path, read_quantization(path, values))
-        _check_experts(path, family, weight_format)
+        _check_experts(path, family)
         rope = _rope(path, values)
         num_heads, num_kv_heads, head_dim = _heads(path, values)
         max_positions = int(values["max_position_embeddings"])
@@ -126,7 +127,7 @@ def _refuse_other_activations(path: Path, values: Mapping[str, Any]) -> None:
     raise NotNative(f"{path}: hidden_act {activation!r} is not supported; only silu is")
 
 
-def _check_experts(path: Path, family: Family, weight_format: WeightFormat) -> None:
+def _check_experts(path: Path, family: Family) -> None:
     experts = family.experts
     if experts is None:
         return
@@ -139,11 +140,6 @@ def _check_experts(path: Path, family: Family, weight_format: WeightFormat) -> N
         raise NotNative(
             f"{path}: {experts.num_chosen} of {experts.num_experts} experts for each token are not supported; "
             f"{MAX_CHOSEN_EXPERTS} of {MAX_EXPERTS} are"
-        )
-    if weight_format.quantized and not weight_format.reads_experts:
-        raise ConfigurationError(
-            f"{path}: quantized experts ({weight_format.quantized}) are not supported; use the float16, bfloat16 or "
-            "float32 checkpoint"
         )
 
 

@@ -125,15 +125,14 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
         _load_layer(config, loader_of(number in own), features, cos_sin, number) for number in range(config.num_layers)
     ]
     norm = loader_of(is_last).norm(family.norm, "", config.hidden_size, config.rms_norm_eps)
-    head_weight_UD = embedding.weight_UD
     ignored = NOT_WEIGHTS
     if config.tie_word_embeddings:
         ignored = (*ignored, f"{family.head.name}.weight")
+        weight = loader_of(is_last).head(family.embedding, config.vocab_size, config.hidden_size, embedding.weight_UD)
     else:
-        head_loader = loader_of(is_last)
-        head_weight_UD = head_loader.by_vocabulary(family.head, config.vocab_size, config.hidden_size).weight_UD
+        weight = loader_of(is_last).head(family.head, config.vocab_size, config.hidden_size)
     loader.checkpoint.refuse_leftovers(ignored)
-    head = VocabularyParallelHead(head_weight_UD, config.vocab_size, loader.group, loader.deterministic)
+    head = VocabularyParallelHead(weight, config.vocab_size, loader.group, loader.deterministic)
     scaled_head = head if family.logits_multiplier == 1.0 else Scaled(head, family.logits_multiplier)
     return Decoder(
         embedding=_scaled(embedding, family.embedding_multiplier) if is_first else None,

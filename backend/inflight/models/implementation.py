@@ -6,6 +6,7 @@ transformers' model classes take seconds to import, so they are imported only fo
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
@@ -16,14 +17,17 @@ from inflight.errors import ConfigurationError
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.cache_scales import has_cache_scales
 from inflight.models.checkpoint import Checkpoint
+from inflight.models.compiled import keeps_codes
 from inflight.models.config import ModelConfig, NotNative
 from inflight.models.decoder import load_decoder
+from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.gguf_checkpoint import open_checkpoint
 from inflight.models.network import Network
 from inflight.models.pipeline_stage import layers_of_stage
 from inflight.models.shared_weights import SharedWeights
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.weights import WeightLoader
+from inflight_kernels import Code
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +53,24 @@ def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
             raise ConfigurationError(f"model_impl is native, but {reason}; set model_impl to auto") from None
         return _through_transformers(config, str(reason))
     logger.info("the engine's own layers compute %s", model.architecture)
-    return model
+    return model if config.quantization == "none" else _quantized_on_load(config, model)
+
+
+def _quantized_on_load(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    if model.weight_format.quantized:
+        raise ConfigurationError(
+            f"quantization is {config.quantization}, and the weights of {config.gpt_model_path} are "
+            f"{model.weight_format.quantized} already; set quantization to none"
+        )
+    return replace(model, weight_format=OnLoadFormat(Code(config.quantization)))
 
 
 def _through_transformers(config: EngineConfig, reason: str) -> TransformersConfig:
+    if config.quantization != "none":
+        raise ConfigurationError(
+            f"quantization is {config.quantization}, but transformers' modelling code computes the checkpoint "
+            f"({reason}), with floats; set quantization to none"
+        )
     model = TransformersConfig.load(config.gpt_model_path)
     for key in ("tensor_parallel_size", "pipeline_parallel_size"):
         if getattr(config, key) > 1:
@@ -103,6 +121,7 @@ def load_network(
                 config.deterministic,
                 weights,
                 stores_fp8=stores_fp8,
+                keeps_codes=keeps_codes(config, model, device, groups.tensor),
             )
             return load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
         from inflight.models.transformers_loading import load_transformers_decoder

@@ -20,13 +20,18 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.lora import LoraSlots
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
+from inflight.layers.weight import DenseWeight, Weight
 from inflight.models.adapter_places import AdapterPlace, AdapterPlaces
 from inflight.models.cache_scales import CacheScales, read_cache_scales
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.expert_blocks import find_experts
 from inflight.models.family import ExpertTensors, NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
+from inflight.models.formats.coded import CodedFormat
+from inflight.models.formats.format import Block, Target, WeightFormat
+from inflight.models.formats.gguf import GgufFormat
+from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.shared_weights import SharedWeights
-from inflight.models.weight_formats import Block, WeightFormat
+from inflight_kernels import CodedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class WeightLoader:
     """Where the tensors lie; None = in the device's memory."""
     stores_fp8: bool = False
     """The KV cache is float8_e4m3fn; else it has the type of the activations."""
+    keeps_codes: bool = False
+    """See Target."""
 
     @property
     def elsewhere(self) -> WeightLoader:
@@ -88,7 +95,7 @@ class WeightLoader:
             )
             for name, num_outputs, outputs in _rows(tensors.names, sections)
         ]
-        weight = self.weight_format.read(self.checkpoint, blocks, self.dtype, self.device, self._empty)
+        weight = self.weight_format.read(self.checkpoint, blocks, self._target)
         bias_O = self._stacked_bias(blocks) if tensors.bias else None
         return ColumnParallelLinear(weight, bias_O, self._adapters_of(blocks), self.deterministic)
 
@@ -102,7 +109,7 @@ class WeightLoader:
             outputs=range(num_outputs),
             inputs=range(inputs.start, inputs.start + inputs.size),
         )
-        weight = self.weight_format.read(self.checkpoint, [block], self.dtype, self.device, self._empty)
+        weight = self.weight_format.read(self.checkpoint, [block], self._target)
         # One rank adds the bias. The others check it, so that it does not count as a tensor that nobody asked for.
         leads = self.group.rank == 0
         if tensors.bias and not leads:
@@ -113,6 +120,8 @@ class WeightLoader:
     def experts(self, tensors: ExpertTensors, prefix: str, hidden_size: int) -> Experts:
         """This rank's share of every expert's intermediate features, and the whole router. No adapter changes them."""
         own = self.even_section("intermediate size of an expert", tensors.intermediate_size)
+        if isinstance(self.weight_format, CodedFormat) and self._are_coded(tensors, prefix):
+            return self._coded_experts(self.weight_format, tensors, prefix, hidden_size, own)
         router_name, blocks_of_experts = find_experts(self.checkpoint, tensors, prefix, hidden_size, own.start)
         router = Block(
             name=router_name,
@@ -131,10 +140,62 @@ class WeightLoader:
             for target, block in ((gate_ID, blocks.gate), (up_ID, blocks.up), (down_DI, blocks.down)):
                 stacked = target.view((1,) * (len(block.shape) - target.dim()) + target.shape)
                 self.checkpoint.copy_into(stacked, block.name, block.shape, block.starts)
+        return self._experts(tensors, router, gate_up_ECD, down_EDI)
+
+    def _are_coded(self, tensors: ExpertTensors, prefix: str) -> bool:
+        first = f"{prefix}{tensors.experts}.0.{tensors.gate}"
+        return isinstance(self.weight_format, CodedFormat) and not self.weight_format.is_dense(self.checkpoint, first)
+
+    def _coded_experts(
+        self, weight_format: CodedFormat, tensors: ExpertTensors, prefix: str, hidden_size: int, own: Section
+    ) -> Experts:
+        if self.device.type == "cuda":
+            raise ConfigurationError(
+                f"{self.checkpoint.folder}: quantized experts ({weight_format.quantized}) are multiplied on CPUs only; "
+                "use the float16 or bfloat16 checkpoint"
+            )
+        features = range(own.start, own.start + own.size)
+
+        def wide(name: str) -> Block:
+            return Block(
+                name=name,
+                num_outputs=own.num_features,
+                num_inputs=hidden_size,
+                outputs=features,
+                inputs=range(hidden_size),
+            )
+
+        names = [f"{prefix}{tensors.experts}.{number}" for number in range(tensors.num_experts)]
+        gate_up = [[wide(f"{name}.{tensors.gate}"), wide(f"{name}.{tensors.up}")] for name in names]
+        down = [
+            [
+                Block(
+                    name=f"{name}.{tensors.down}",
+                    num_outputs=hidden_size,
+                    num_inputs=own.num_features,
+                    outputs=range(hidden_size),
+                    inputs=features,
+                )
+            ]
+            for name in names
+        ]
+        router = Block(
+            name=f"{prefix}{tensors.router.name}",
+            num_outputs=tensors.num_experts,
+            num_inputs=hidden_size,
+            outputs=range(tensors.num_experts),
+            inputs=range(hidden_size),
+        )
+        read = (weight_format.read_experts(self.checkpoint, each, self._target) for each in (gate_up, down))
+        return self._experts(tensors, router, *read)
+
+    def _experts(
+        self, tensors: ExpertTensors, router: Block, gate_up: Tensor | CodedWeight, down: Tensor | CodedWeight
+    ) -> Experts:
         return Experts(
-            router=self.weight_format.read(self.checkpoint, [router], self.dtype, self.device, self._empty),
-            gate_up_ECD=gate_up_ECD,
-            down_EDI=down_EDI,
+            router=self.weight_format.read(self.checkpoint, [router], self._target),
+            gate_up_ECD=gate_up,
+            down_EDI=down,
             num_chosen=tensors.num_chosen,
             renormalize=tensors.renormalize,
             group=self.group,
@@ -175,6 +236,30 @@ class WeightLoader:
         self.checkpoint.copy_into(weight_UD, name, shape, (self.group.rank * size,))
         return VocabularyParallelEmbedding(weight_UD, self.group)
 
+    def head(
+        self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int, table_UD: Tensor | None = None
+    ) -> Weight:
+        """This rank's rows of the head. `table_UD`: those of the embedding, if it has the same table, which is kept."""
+        weight_format, size = self.weight_format, -(-vocab_size // self.group.size)
+        if isinstance(weight_format, GgufFormat) and self.keeps_codes and vocab_size % size == 0:
+            first = self.group.rank * size
+            outputs, inputs = range(first, first + size), range(hidden_size)
+            block = Block(
+                name=tensor.name, num_outputs=vocab_size, num_inputs=hidden_size, outputs=outputs, inputs=inputs
+            )
+            if table_UD is None or weight_format.has_codes(self.checkpoint, [block]):
+                return weight_format.read(self.checkpoint, [block], self._target)
+        is_embedding = table_UD is not None
+        if table_UD is None:
+            table_UD = self.by_vocabulary(tensor, vocab_size, hidden_size).weight_UD
+        if not (isinstance(weight_format, OnLoadFormat) and self.keeps_codes):
+            return DenseWeight(table_UD)
+        is_read = self.checkpoint.is_read and self.device.type != "meta"
+        weight = weight_format.head_weight(table_UD, self._target, is_read=is_read)
+        if self.memory is not None and not is_embedding:
+            self.memory.release(table_UD)
+        return weight
+
     def _adapters_of(self, blocks: Sequence[Block]) -> LoraSlots | None:
         """Slots for the adapters of a product, if it takes any. Blocks of one tensor are one layer to an adapter."""
         if self.adapters is None:
@@ -205,6 +290,10 @@ class WeightLoader:
         for block, part in zip(blocks, parts, strict=True):
             self.checkpoint.copy_into(part, f"{block.name}.bias", (block.num_outputs,), (block.outputs.start,))
         return bias_O
+
+    @property
+    def _target(self) -> Target:
+        return Target(dtype=self.dtype, device=self.device, empty=self._empty, keeps_codes=self.keeps_codes)
 
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """See Allocate."""

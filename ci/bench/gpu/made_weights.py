@@ -52,8 +52,8 @@ class MadeCheckpoint(Checkpoint):
     def check(self, *_: Any) -> None:
         return None
 
-    def check_scales(self, *_: Any) -> Tensor:
-        return torch.full((1,), SCALE)
+    def check_scales(self, _: str, shape: tuple[int, ...]) -> Tensor:
+        return torch.full(shape, SCALE)
 
     def refuse_leftovers(self, *_: Any) -> None:
         return None

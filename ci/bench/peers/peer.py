@@ -46,7 +46,9 @@ def _llama_cpp(name: str, instructions: str) -> Peer:
 INFLIGHT = Peer(
     "inflight",
     worker="inflight_worker.py",
-    formats=("float32", "bfloat16", "float16"),
+    formats=tuple(
+        f"{dtype}{coded}" for dtype in ("float32", "bfloat16", "float16") for coded in ("", "+int8", "+int4", "+fp8")
+    ),
     variants={
         **{name: {"INFLIGHT_CPU_VARIANT": name} for name in ("avx2", "avx512", "avx512_bf16", "amx")},
         "torch": {"BENCH_CPU_COMPILE": "false"},

@@ -99,8 +99,8 @@ class NoWeights(Checkpoint):
     def copy_into(self, *_: Any) -> None:
         return None
 
-    def check_scales(self, *_: Any) -> torch.Tensor:
-        return torch.ones(1)
+    def check_scales(self, _: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.ones(shape)
 
     def read_scale(self, _: str) -> float:
         return 1.0

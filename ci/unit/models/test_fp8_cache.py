@@ -28,8 +28,8 @@ from inflight.models.cache_scales import CacheScales
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import load_decoder
+from inflight.models.formats.dense import DenseFormat
 from inflight.models.implementation import NO_SCALES, UNUSED_SCALES
-from inflight.models.weight_formats import DenseFormat
 from inflight.models.weights import WeightLoader
 from inflight.runtime.model_runner import ModelRunner
 
@@ -223,8 +223,8 @@ def test_layers_without_scales_beside_others_that_have_some_are_refused(folder: 
             'kv_cache_scheme.strategy must be "tensor", got "attn_head"',
         ),
         ({"kv_cache_scheme": ["float"]}, 'kv_cache_scheme must be an object, got ["float"]'),
-        ({"config_groups": {"group_0": {}}}, 'format must be "float-quantized" or "naive-quantized", got null'),
-        ({"kv_cache_scheme": None}, 'format must be "float-quantized" or "naive-quantized", got null'),
+        ({"config_groups": {"group_0": {}}}, '"int-quantized" or "mxfp4-pack-quantized", got null'),
+        ({"kv_cache_scheme": None}, '"int-quantized" or "mxfp4-pack-quantized", got null'),
     ],
 )
 def test_other_schemes_are_refused(folder: Path, changes: dict[str, Any], words: str) -> None:

@@ -31,7 +31,7 @@ from inflight.models.compressed_tensors import Fp8Scheme
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.family import SplitByInputs, SplitByOutputs
-from inflight.models.weight_formats import Fp8Format
+from inflight.models.formats.fp8 import Fp8Format
 from inflight.models.weights import WeightLoader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -228,7 +228,7 @@ def test_ranks_hold_the_whole_weight_between_them(checkpoint: TinyCheckpoint, st
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        (("format",), "pack-quantized", '"naive-quantized", got "pack-quantized"'),
+        (("format",), "marlin-24", '"mxfp4-pack-quantized", got "marlin-24"'),
         (("quantization_status",), "calibration", 'must be "compressed" or "frozen", got "calibration"'),
         (("kv_cache_scheme",), {"num_bits": 8}, 'kv_cache_scheme.type must be "float", got "int"'),
         (("transform_config",), {"groups": 1}, 'transform_config must be null, got {"groups": 1}'),
@@ -236,12 +236,12 @@ def test_ranks_hold_the_whole_weight_between_them(checkpoint: TinyCheckpoint, st
         (("config_groups",), None, "config_groups must be an object, got null"),
         (("config_groups",), {}, "config_groups must hold one group, got 0"),
         (GROUP, 3, "config_groups.group_0 must be an object, got 3"),
-        ((*GROUP, "format"), "int-quantized", 'or "naive-quantized" or null, got "int-quantized"'),
+        ((*GROUP, "format"), "int-quantized", '"float-quantized" or null, got "int-quantized"'),
         ((*GROUP, "output_activations"), {"type": "float"}, 'output_activations must be null, got {"type": "float"}'),
         ((*GROUP, "weights"), None, "weights must be an object, got null"),
         ((*GROUP, "weights", "type"), "int", 'weights.type must be "float", got "int"'),
         ((*GROUP, "weights", "num_bits"), 4, "weights.num_bits must be 8, got 4"),
-        ((*GROUP, "weights", "strategy"), "block", 'weights.strategy must be "channel" or "tensor", got "block"'),
+        ((*GROUP, "weights", "strategy"), "group", 'must be "channel" or "tensor" or "block", got "group"'),
         ((*GROUP, "weights", "symmetric"), False, "weights.symmetric must be true, got false"),
         ((*GROUP, "input_activations"), None, "input_activations must be an object, got null"),
         ((*GROUP, "input_activations", "dynamic"), False, 'input_activations.strategy must be "tensor", got "token"'),

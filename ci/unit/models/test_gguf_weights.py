@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,9 @@ from inflight.gguf.file import GgufFile
 from inflight.gguf.folder import make_folder
 from inflight.layers.weight import CodedGroups, DenseWeight, Weight
 from inflight.models.config import ModelConfig
-from inflight.models.decoder import Decoder
-from inflight.models.family import SplitByInputs, SplitByOutputs
+from inflight.models.family import SplitByInputs, SplitByOutputs, SplitByVocabulary
+from inflight.models.formats.gguf import GgufFormat
 from inflight.models.gguf_checkpoint import GgufCheckpoint, open_checkpoint
-from inflight.models.gguf_format import GgufFormat
 from inflight.models.weights import WeightLoader
 from inflight_kernels.matmul.coded_weight import Code
 
@@ -136,14 +134,16 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> GgufModel:
 
 def loaders(checkpoint: Any, size: int) -> Iterator[WeightLoader]:
     for rank in range(size):
-        yield WeightLoader(checkpoint, GgufFormat(), FakeGroup(rank, size), torch.float32, torch.device("cpu"))
+        group, cpu = FakeGroup(rank, size), torch.device("cpu")
+        yield WeightLoader(checkpoint, GgufFormat(), group, torch.float32, cpu, keeps_codes=True)
 
 
 def test_layers_hold_codes(model: GgufModel) -> None:
-    with closing(load(make_folder(model.file), dtype="float32")) as runner:
-        decoder = runner._computation.decoder
-        assert isinstance(decoder, Decoder)
-        weights = [getattr(decoder.layers[0], name).weight for name in ("qkv", "output")]
+    with open_checkpoint(make_folder(model.file)) as checkpoint:
+        (loader,) = loaders(checkpoint, 1)
+        sections = [loader.even_section("features", size) for size in (64, 32, 32)]
+        qkv = loader.by_outputs(QKV, f"{LAYER}.", sections, 64).weight
+        weights: list[Any] = [qkv, loader.head(SplitByVocabulary("lm_head"), 203, 64)]
     code = {"Q8_0": Code.INT8, "Q4_0": Code.INT4}[GgufFile(model.file).tensors["blk.0.attn_q.weight"].type.name]
     assert [weight.packed.code for weight in weights] == [code] * 2
     assert all(weight.packed.scales.dtype == torch.float16 for weight in weights)
@@ -225,8 +225,13 @@ def test_a_scale_that_is_no_number_is_refused(model: GgufModel) -> None:
         start = checkpoint._tensors[f"{LAYER}.mlp.down_proj.weight"].info.start
     content[start : start + 2] = np.float16(np.nan).tobytes()
     model.file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=r"down_proj\.weight has a scale that holds nan, which is no"):
+    with pytest.raises(ConfigurationError, match=r"down_proj\.weight holds nan, which is no"):
         load(make_folder(model.file), dtype="float32").close()
+    with open_checkpoint(make_folder(model.file)) as checkpoint:
+        (loader,) = loaders(checkpoint, 1)
+        inputs = loader.even_section("intermediate_size", 128)
+        with pytest.raises(ConfigurationError, match=r"down_proj\.weight has a scale that holds nan, which is no"):
+            loader.by_inputs(SplitByInputs("mlp.down_proj"), f"{LAYER}.", 64, inputs)
 
 
 def test_tensors_that_the_network_lacks_are_refused(tmp_path: Path) -> None:

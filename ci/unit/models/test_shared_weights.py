@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from awq_checkpoints import write_awq_checkpoint
+from coded_checkpoints import CONFIG, EXPERTS, write_coded_checkpoint
 from compiled_network import Network, Step, config_of, needs_compiler
 from fp8_checkpoints import write_fp8_checkpoint
 from lora_adapters import RandomAdapter
@@ -81,6 +82,32 @@ def test_dequantised_weights_give_the_same_bits(tmp_path: Path, caplog: pytest.L
 def test_fp8_weights_give_the_same_bits(static: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Static scales of activations are not in the memory, but read by each rank."""
     check_same_bits(config_of(write_fp8_checkpoint(tmp_path, static=static), "false"), caplog)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["int4-zeros", "fp8-official", "mxfp4"])
+@pytest.mark.parametrize("experts", [False, True])
+def test_codes_give_the_same_bits(kind: str, experts: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = write_coded_checkpoint(tmp_path, kind, EXPERTS if experts else CONFIG)
+    check_same_bits(config_of(checkpoint, "true", dtype="bfloat16"), caplog)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", [*COMPILED_CONFIGS, "qwen2-wide"])
+def test_so_do_those_that_weights_become(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With the head, also where it is the embedding, which stays."""
+    check_same_bits(config_of(make_checkpoint(tmp_path, name), "true", quantization="int4"), caplog)
+
+
+@needs_compiler
+def test_another_quantization_is_not_mapped(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path, "qwen2-wide")
+    first, second = (config_of(checkpoint, "true", quantization=name) for name in ("int8", "fp8"))
+    ranks = Ranks(first)
+    before = ranks.load().logits(STEP)
+    after = own(second).logits(STEP)
+    assert not torch.equal(before, after)
+    assert torch.equal(ranks.load(second).logits(STEP), after)
 
 
 def check_same_bits(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> None:

@@ -24,7 +24,8 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.compressed_tensors import Fp8Scheme
 from inflight.models.config import ModelConfig
 from inflight.models.family import SplitByInputs, SplitByOutputs
-from inflight.models.weight_formats import DenseFormat, Fp8Format
+from inflight.models.formats.dense import DenseFormat
+from inflight.models.formats.fp8 import Fp8Format
 from inflight.models.weights import Section, WeightLoader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -254,10 +255,14 @@ def _describe(folder: Path, written: dict[str, Any] | None, beside: dict[str, An
     ("written", "words"),
     [
         (
-            BLOCKS,
-            "quantization_config.weight_block_size must be null, got [128, 128]: fp8 weights with a scale for each "
-            "block are not supported; use the float16 or bfloat16 checkpoint, or one that llm-compressor's scheme "
-            "FP8_DYNAMIC quantized to fp8",
+            {**BLOCKS, "weight_block_size": [128, 100]},
+            "quantization_config.weight_block_size must be two numbers, the second one a multiple of 32, got "
+            "[128, 100]",
+        ),
+        (
+            {**BLOCKS, "activation_scheme": "static"},
+            'quantization_config.activation_scheme must be "dynamic" where weights have a scale for each block, got '
+            '"static"',
         ),
         (
             {"quant_method": "fp8"},
@@ -270,17 +275,17 @@ def _describe(folder: Path, written: dict[str, Any] | None, beside: dict[str, An
         (
             {**MODELOPT, "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
             "quantized checkpoints (modelopt, quant_algo FP8_PER_CHANNEL_PER_TOKEN, kv_cache_quant_algo None) are not "
-            "supported; use the float16, bfloat16 or float32 one, or one that awq quantized to 4 bits, or "
-            "llm-compressor's schemes FP8_DYNAMIC and FP8, AutoFP8 or ModelOpt to fp8",
+            "supported; use the float16, bfloat16 or float32 one, or one that awq or gptq quantized to 4 bits, or "
+            "llm-compressor's schemes W4A16, W8A16, W8A8, FP8_DYNAMIC, FP8_BLOCK and FP8, AutoFP8 or ModelOpt to fp8",
         ),
         (
             {**MODELOPT, "kv_cache_scheme": "NVFP4"},
             "quantized checkpoints (modelopt, quant_algo FP8, kv_cache_quant_algo NVFP4) are not supported; use the "
-            "float16, bfloat16 or float32 one, or one that awq quantized to 4 bits, or llm-compressor's schemes "
-            "FP8_DYNAMIC and FP8, AutoFP8 or ModelOpt to fp8",
+            "float16, bfloat16 or float32 one, or one that awq or gptq quantized to 4 bits, or llm-compressor's "
+            "schemes W4A16, W8A16, W8A8, FP8_DYNAMIC, FP8_BLOCK and FP8, AutoFP8 or ModelOpt to fp8",
         ),
     ],
-    ids=["blocks", "activation_scheme", "kv_cache_scheme", "quant_algo", "kv_cache_quant_algo"],
+    ids=["blocks", "static blocks", "activation_scheme", "kv_cache_scheme", "quant_algo", "kv_cache_quant_algo"],
 )
 def test_other_schemes(written: dict[str, Any], words: str, folder: Path) -> None:
     write_quantization(folder, written)

@@ -22,12 +22,13 @@ from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.weight import DenseWeight, Int4Groups, Weight
-from inflight.models import weight_formats
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.family import SplitByInputs, SplitByOutputs
-from inflight.models.weight_formats import AwqFormat, DenseFormat
+from inflight.models.formats import coded
+from inflight.models.formats.awq import AwqFormat
+from inflight.models.formats.dense import DenseFormat
 from inflight.models.weights import WeightLoader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -48,7 +49,7 @@ def checkpoint(dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory) -> 
 def dequantized(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Whether weights are dequantised when they are read, as on a CPU, or kept in 4 bits, as on a GPU."""
     if not request.param:
-        monkeypatch.setattr(weight_formats, "DEQUANTIZED_ON", frozenset())
+        monkeypatch.setattr(coded, "INT4_KERNEL_ON", frozenset({"cpu"}))
     yield bool(request.param)
 
 
@@ -161,8 +162,8 @@ def test_a_share_that_cuts_a_group_is_refused(folder: Path) -> None:
     ("changes", "words"),
     [
         (
-            {"quant_method": "gptq"},
-            "quantized checkpoints (gptq) are not supported; use the float16, bfloat16 or float32 one, or one that awq",
+            {"quant_method": "aqlm"},
+            "quantized checkpoints (aqlm) are not supported; use the float16, bfloat16 or float32 one, or one that awq",
         ),
         ({"bits": 8}, "not bits 8, version gemm and zero_point True"),
         ({"version": "gemv"}, "not bits 4, version gemv and zero_point True"),
@@ -214,10 +215,10 @@ def test_floats_of_modelopt_may_have_scales_of_the_cache(is_beside: bool, tmp_pa
     assert ModelConfig.load(folder).weight_format == DenseFormat()
 
 
-def test_float32_is_for_weights_that_are_dequantised(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = [make_prompt(8)]
+def test_float32_is_for_weights_that_are_dequantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, prompts = write_awq_checkpoint(tmp_path, torch.float32).folder, [make_prompt(8)]
     assert results(folder, prompts, dtype="float32") == results(folder.parent / "dense", prompts, dtype="float32")
-    monkeypatch.setattr(weight_formats, "DEQUANTIZED_ON", frozenset())
+    monkeypatch.setattr(coded, "INT4_KERNEL_ON", frozenset({"cpu"}))
     assert refusal(folder, dtype="float32") == (
         f"{folder}: 4-bit weights are computed in float16 or bfloat16, not in float32; set dtype to one of them"
     )

@@ -28,7 +28,7 @@ from inflight.layers.weight import DenseWeight
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.family import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
-from inflight.models.weight_formats import DenseFormat
+from inflight.models.formats.dense import DenseFormat
 from inflight.models.weights import Section, WeightLoader
 from inflight.runtime.model_runner import ModelRunner
 

@@ -49,7 +49,9 @@ from inflight_kernels.cpu.variants import (
 logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "native"
-_OPTIONS = ("-O3", "-ffp-contract=off", "-std=c++17", "-fopenmp", "-fPIC", "-shared")
+_OPTIONS = ("-O3", "-ffp-contract=off", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
+"""Hidden: tables inside inline functions would be those of the library that was loaded first, for all that come after
+it, and so would be the instructions that they point at."""
 _ELEMENTS = {torch.float32: "float", torch.float16: "F16", torch.bfloat16: "Bf16"}
 """How formats.h calls them."""
 _DIGEST_BYTES = 16

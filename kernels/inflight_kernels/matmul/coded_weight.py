@@ -92,6 +92,11 @@ class CodedWeight(NamedTuple):
         *rows, num_bytes = self.codes.shape
         return torch.Size((*rows, num_bytes * 8 // self.code.bits))
 
+    def of_expert(self, expert: int) -> CodedWeight:
+        """(N, K), one of several."""
+        zeros = None if self.zeros is None else self.zeros[expert]
+        return self._replace(codes=self.codes[expert], scales=self.scales[expert], zeros=zeros)
+
     def codes_by_column(self) -> Tensor:
         """(…, N, K) uint8: one code in each byte."""
         if self.code.bits == 8:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from inflight_kernels.activation.reference import silu_and_mul
-from inflight_kernels.matmul.reference import linear
+from inflight_kernels.matmul.coded_weight import CodedWeight
+from inflight_kernels.matmul.reference import coded_linear, linear
 
 
 def route_experts(router_logits: Tensor, top_k: int, renormalize: bool = True) -> tuple[Tensor, Tensor]:
@@ -27,8 +28,8 @@ def fused_moe(
     x: Tensor,
     weights: Tensor,
     experts: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
+    w_gate_up: Tensor | CodedWeight,
+    w_down: Tensor | CodedWeight,
     out: Tensor | None = None,
     deterministic: bool = False,
 ) -> Tensor:
@@ -51,9 +52,14 @@ def fused_moe(
     return total.to(x.dtype) if out is None else out.copy_(total)
 
 
-def _grouped(rows: Tensor, counts: Sequence[int], weights: Tensor, deterministic: bool) -> Tensor:
+def _grouped(rows: Tensor, counts: Sequence[int], weights: Tensor | CodedWeight, deterministic: bool) -> Tensor:
     """The product of each expert's rows, the next `counts[expert]` of `rows`, and its matrix of `weights`."""
     used = [expert for expert, count in enumerate(counts) if count]
     groups = rows.split([counts[expert] for expert in used])
-    products = [linear(group, weights[expert], None, deterministic) for expert, group in zip(used, groups, strict=True)]
-    return torch.cat(products)
+
+    def product(group: Tensor, expert: int) -> Tensor:
+        if isinstance(weights, CodedWeight):
+            return coded_linear(group, weights.of_expert(expert), None, deterministic)
+        return linear(group, weights[expert], None, deterministic)
+
+    return torch.cat([product(group, expert) for group, expert in zip(groups, used, strict=True)])

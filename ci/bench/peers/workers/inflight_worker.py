@@ -1,4 +1,4 @@
-"""This engine, without a server, as a worker: CHECKPOINT FORMAT, where a format is a `dtype`."""
+"""This engine, without a server, as a worker: CHECKPOINT FORMAT, where a format is DTYPE[+QUANTIZATION]."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from inflight.config import EngineConfig
 
 
 def load() -> Run:
-    checkpoint, dtype = sys.argv[1:]
+    checkpoint, form = sys.argv[1:]
+    dtype, _, quantization = form.partition("+")
     parameters = engine_parameters(Path(checkpoint), CONCURRENCY, THREADS)
     assert parameters["max_seq_len"] == str(MAX_TOKENS)
-    own = {"dtype": dtype, "cpu_compile": os.environ.get("BENCH_CPU_COMPILE", "true")}
+    own = {
+        "dtype": dtype,
+        "quantization": quantization or "none",
+        "cpu_compile": os.environ.get("BENCH_CPU_COMPILE", "true"),
+    }
     engine = Inflight(EngineConfig.from_parameters(parameters | own))
 
     def run(jobs: list[Job]) -> Iterator[int]:

@@ -3,6 +3,7 @@
 
 using namespace inflight;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 /// Bytes of a segment for `size` ranks, zeros at first.
@@ -23,3 +24,4 @@ void inflight_gather(char* segment, int64_t rank, int64_t size, const char* part
   RankSegment(segment, rank, size).gather(part, num_rows, row_bytes, out);
 }
 }
+#pragma GCC visibility pop

@@ -36,7 +36,7 @@ struct Choices {
 
 /// Softmax over all experts, and the most probable ones: among equal logits the lower expert, and NaN counts as -inf.
 inline void choose_experts(const Experts& op, const Element* logits, int32_t* experts, float* weights) {
-  float* const shares = own_floats<Experts>(round_up(op.num_experts, 16));
+  float* const shares = own_room<Experts, float>(round_up(op.num_experts, 16));
   const float lowest = -3.0e38f;
   for (int64_t i = 0; i < op.num_experts; i += 16)
     store(shares + i, max(load(logits + i, op.num_experts - i), splat(lowest)));
@@ -80,17 +80,14 @@ inline void multiply_by_experts(const Experts& op, const Instructions& instructi
                                 const Element* x, const Matrix& matrix, int64_t num_panels, Finish finish) {
   const int64_t group = std::min(panels_of_group(matrix), num_panels), num_groups = ceil_div(num_panels, group);
   const int64_t num_inputs = matrix.num_inputs;
-  const auto tiles_of = [&](int64_t expert) { return ceil_div(starts[expert + 1] - starts[expert], ROWS_AT_ONCE); };
   share(op.num_experts * num_groups, [&](int64_t item) {
     const int64_t expert = item / num_groups, first = item % num_groups * group, begin = expert * num_panels;
     const Instruction instruction = instruction_for(instructions, starts[expert + 1] - starts[expert]);
-    for (int64_t tile = 0; tile < tiles_of(expert); ++tile) {
-      const int64_t start = starts[expert] + tile * ROWS_AT_ONCE;
-      const int64_t count = std::min<int64_t>(ROWS_AT_ONCE, starts[expert + 1] - start);
-      multiply_tile(instruction, x + start * num_inputs, num_inputs, count, matrix, begin + first,
-                    begin + std::min(first + group, num_panels),
-                    [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel - begin, sums); });
-    }
+    const int64_t block = MatrixProduct::most_rows(instruction, matrix);
+    for (int64_t start = starts[expert]; start < starts[expert + 1]; start += block)
+      multiply_block(instruction, x + start * num_inputs, num_inputs, std::min(block, starts[expert + 1] - start),
+                     matrix, begin + first, begin + std::min(first + group, num_panels),
+                     [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel - begin, sums); });
   });
 }
 

@@ -10,6 +10,8 @@ namespace inflight {
 template <bool ADD>
 struct OneGroup {
   static constexpr bool IN_ONE_PASS = false;
+  /// Rows that are multiplied at once.
+  static constexpr int64_t MAX_ROWS = MAX_ROWS_IN_VECTORS;
   int64_t num_steps;
   float* sums;
   int64_t stride;
@@ -19,7 +21,8 @@ struct OneGroup {
   int64_t end(int64_t) const { return num_steps; }
   /// What a group's sums begin with.
   Floats start(int64_t row, int tile) const { return ADD ? load(at(row, tile)) : splat(0.0f); }
-  void finish(int64_t, int64_t row, int tile, Floats sum) const { store(at(row, tile), sum); }
+  /// What the sums of a group make of those of the groups before it.
+  Floats added(int64_t, int64_t, int, Floats sum, Floats) const { return sum; }
   /// The same for the rows from `row` on.
   OneGroup from(int64_t row) const { return {num_steps, at(row, 0), stride}; }
 };
@@ -37,12 +40,22 @@ inline Floats load_scales(ScaleFormat format, const void* scales, int64_t first)
   return load(static_cast<const float*>(scales) + first);
 }
 
-/// The groups of a panel of codes: sums = the sum over groups of scale * (x - zero * sum of x) @ codes.
+/// What the groups of a panel of codes share, as floats: (groups, 32) each.
+struct Shared {
+  const float *scales, *zeros;
+};
+
+/// The groups of a panel of codes: sums (rows, 32) = the sum over groups of scale * (x - zero * sum of x) @ codes.
+/// `ONE_PASS`: all rows are multiplied at once.
+template <bool ONE_PASS>
 struct ScaledGroups {
-  /// More rows multiply what is decoded for all of them (matrices.h).
-  static constexpr bool IN_ONE_PASS = true;
+  static constexpr bool IN_ONE_PASS = ONE_PASS;
+  /// More would leave no registers for the totals: products of 512 rows and groups of 32 give 580 GFLOP/s with six at
+  /// once and 630 with four (two cores of Zen 5, 2026-11-27).
+  static constexpr int64_t MAX_ROWS = MAX_OF_FEW_ROWS;
+
   const Matrix& matrix;
-  int64_t panel;
+  Shared shared;
   float* sums;
   /// (rows, count()): of x in each group; null where the matrix has no zeros.
   const float* sums_of_x;
@@ -51,11 +64,15 @@ struct ScaledGroups {
   int64_t count() const { return matrix.num_groups; }
   int64_t end(int64_t group) const { return std::min((group + 1) * matrix.group_size, matrix.num_inputs) / PANEL; }
   Floats start(int64_t, int) const { return splat(0.0f); }
-  void finish(int64_t group, int64_t row, int tile, Floats sum) const {
-    const int64_t place = (panel * count() + group) * PANEL + 16 * tile;
-    if (sums_of_x) sum = fnma(splat(sums_of_x[row * count() + group]), load_int8(matrix.zeros + place), sum);
-    const Floats scales = load_scales(matrix.scale_format, matrix.scales, place);
-    store(at(row, tile), group ? fma(sum, scales, load(at(row, tile))) : sum * scales);
+  Floats added(int64_t group, int64_t row, int tile, Floats sum, Floats total) const {
+    const int64_t place = group * PANEL + 16 * tile;
+    if (sums_of_x) sum = fnma(splat(sums_of_x[row * count() + group]), load(shared.zeros + place), sum);
+    const Floats scales = load(shared.scales + place);
+    return group ? fma(sum, scales, total) : sum * scales;
+  }
+  /// The same for the rows from `row` on.
+  ScaledGroups from(int64_t row) const {
+    return {matrix, shared, at(row, 0), sums_of_x ? sums_of_x + row * count() : nullptr};
   }
 };
 

@@ -50,18 +50,21 @@ inline void pack_weight(const Element* weight, int64_t num_inputs, int64_t num_p
 /// Panels of a matrix that stay in the second cache while all rows pass over them.
 inline int64_t panels_of_group(const Matrix& matrix) { return std::max<int64_t>(GROUP_BYTES / panel_bytes(matrix), 1); }
 
-/// Calls `finish(row, panel, sums)` with the 32 sums of each of up to 32 rows and each panel from `first` to `end`. x
-/// has room for 32 rows.
+/// Calls `finish(row, panel, sums)` with the 32 sums of each of a block's rows and each panel from `first` to `end`. x
+/// has room for a multiple of 32 rows.
 template <class Finish>
-inline void multiply_tile(Instruction instruction, const Element* x, int64_t stride, int64_t num_rows,
-                          const Matrix& matrix, int64_t first, int64_t end, Finish finish) {
+inline void multiply_block(Instruction instruction, const Element* x, int64_t stride, int64_t num_rows,
+                           const Matrix& matrix, int64_t first, int64_t end, Finish finish) {
   const MatrixProduct product(instruction, x, stride, num_rows, matrix);
-  // A panel's sums are finished after the next panel's product: read at once, they would have to leave the tiles first.
+  const int64_t num_tiles = ceil_div(num_rows, ROWS_AT_ONCE), count = (end - first) * num_tiles;
+  // Sums are finished after the next ones' product: read at once, they would have to leave AMX's tiles first.
   alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
-  for (int64_t panel = first; panel <= end; ++panel) {
-    if (panel < end) product.multiply(panel, sums[panel % 2]);
-    if (panel > first)
-      for (int64_t row = 0; row < num_rows; ++row) finish(row, panel - 1, sums[(panel - 1) % 2] + row * PANEL);
+  for (int64_t i = 0; i <= count; ++i) {
+    if (i < count) product.multiply(first + i / num_tiles, i % num_tiles * ROWS_AT_ONCE, sums[i % 2]);
+    if (i == 0) continue;
+    const int64_t start = (i - 1) % num_tiles * ROWS_AT_ONCE, panel = first + (i - 1) / num_tiles;
+    for (int64_t row = start; row < std::min(start + ROWS_AT_ONCE, num_rows); ++row)
+      finish(row, panel, sums[(i - 1) % 2] + (row - start) * PANEL);
   }
 }
 
@@ -70,16 +73,16 @@ template <class Finish>
 inline void multiply(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
                      const Matrix& matrix, int64_t num_panels, Finish finish) {
   const Instruction instruction = instruction_for(instructions, num_rows);
-  const int64_t num_tiles = ceil_div(num_rows, ROWS_AT_ONCE);
+  const int64_t block = MatrixProduct::most_rows(instruction, matrix), num_blocks = ceil_div(num_rows, block);
   // Few rows wait for memory, which gives most to threads that read on and on: a group for each. With more rows a group
   // is what stays in the second cache while all rows pass over it.
-  const int64_t group =
-      num_tiles == 1 ? ceil_div(num_panels, omp_get_num_threads()) : std::min(panels_of_group(matrix), num_panels);
-  share(ceil_div(num_panels, group) * num_tiles, [&](int64_t item) {
-    const int64_t first = item / num_tiles * group, end = std::min(first + group, num_panels);
-    const int64_t start = item % num_tiles * ROWS_AT_ONCE, count = std::min(ROWS_AT_ONCE, num_rows - start);
-    multiply_tile(instruction, x + start * stride, stride, count, matrix, first, end,
-                  [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel, sums); });
+  const int64_t group = num_rows <= ROWS_AT_ONCE ? ceil_div(num_panels, omp_get_num_threads())
+                                                 : std::min(panels_of_group(matrix), num_panels);
+  share(ceil_div(num_panels, group) * num_blocks, [&](int64_t item) {
+    const int64_t first = item / num_blocks * group, end = std::min(first + group, num_panels);
+    const int64_t start = item % num_blocks * block, count = std::min(block, num_rows - start);
+    multiply_block(instruction, x + start * stride, stride, count, matrix, first, end,
+                   [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel, sums); });
   });
 }
 

@@ -26,7 +26,7 @@ inline void shrink(const Element* a, int64_t stride, int64_t num_rows, const Ele
 /// out = scale * (z times the `rank` leading rows of `b`), `width` columns; thirty-two at a time.
 inline void expand(const Element* b, int64_t stride, const Element* z, int64_t rank, float scale, int64_t width,
                    Element* out) {
-  float* const factors = own_floats<Lora>(rank);
+  float* const factors = own_room<Lora, float>(rank);
   for (int64_t r = 0; r < rank; r += 16) store(factors + r, load(z + r, rank - r), rank - r);
   for (int64_t column = 0; column < width; column += 32) {
     const int64_t low_count = width - column, high_count = low_count - 16;

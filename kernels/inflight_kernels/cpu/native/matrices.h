@@ -7,12 +7,15 @@
 
 namespace inflight {
 
-/// Room for floats that is this thread's own, kept for the next product. `Use` tells one room from another.
-template <class Use>
-inline float* own_floats(int64_t count) {
-  thread_local std::vector<float> room;
-  if (count > static_cast<int64_t>(room.size())) room.resize(count);
-  return room.data();
+/// Room that is this thread's own, from a cache line on, with what was written to it last. `Use` tells one room from
+/// another.
+template <class Use, class Number>
+inline Number* own_room(int64_t count) {
+  thread_local std::vector<Number> room;
+  const int64_t more = 64 / sizeof(Number);
+  if (count + more > static_cast<int64_t>(room.size())) room.resize(count + more);
+  const auto address = reinterpret_cast<uintptr_t>(room.data());
+  return reinterpret_cast<Number*>((address + 63) / 64 * 64);
 }
 
 /// Bytes of a panel's weights, without its scales.
@@ -32,32 +35,42 @@ inline int64_t panel_bytes(const Matrix& matrix) {
   return count / 2;
 }
 
-/// At most 32 rows that are multiplied with panels of a matrix.
+/// Rows that a thread multiplies with panels of a matrix, 32 at a time. Codes that several passes read are decoded once
+/// for all of them.
 class MatrixProduct {
  public:
-  /// x (num_rows, inputs of the matrix) has room for 32 rows.
+  /// How many rows one of them may have, if there are many: the more, the less often codes are decoded. As floats they
+  /// would not stay in the second cache.
+  static int64_t most_rows(Instruction instruction, const Matrix& matrix) {
+    if (matrix.format == WeightFormat::PLAIN) return ROWS_AT_ONCE;
+    return Left::widens(instruction) ? 2 * ROWS_AT_ONCE : 8 * ROWS_AT_ONCE;
+  }
+
+  /// x (num_rows, inputs of the matrix) has room for a multiple of 32 rows.
   MatrixProduct(Instruction instruction, const Element* x, int64_t stride, int64_t num_rows, const Matrix& matrix)
       : matrix_(matrix),
         left_(instruction, x, stride, num_rows, matrix.num_inputs,
-              Left::widens(instruction) ? own_floats<Left>(num_rows * matrix.num_inputs) : nullptr),
-        sums_of_x_(matrix.zeros ? add_up(x, stride) : nullptr) {}
+              Left::widens(instruction) ? own_room<Left, float>(num_rows * matrix.num_inputs) : nullptr),
+        sums_of_x_(matrix.zeros ? add_up(x, stride, num_rows) : nullptr) {}
 
-  /// sums (num_rows, 32) = x @ panel; sums have room for 32 rows.
-  void multiply(int64_t panel, float* sums) const {
+  /// sums (rows, 32) = x @ panel of up to 32 rows from row `first` on; sums have room for 32. With each panel all rows
+  /// are to follow each other, from 0 on.
+  void multiply(int64_t panel, int64_t first, float* sums) const {
+    const Left left = left_.rows(first);
     switch (matrix_.format) {
       case WeightFormat::PLAIN:
-        return left_.multiply<false>(reinterpret_cast<const Element*>(start_of(panel)), matrix_.num_inputs / PANEL,
-                                     sums, PANEL);
+        return left.multiply<false>(reinterpret_cast<const Element*>(start_of(panel)), matrix_.num_inputs / PANEL, sums,
+                                    PANEL);
       case WeightFormat::INT8:
-        return multiply_codes<Int8>(panel, sums);
+        return multiply_codes<Int8>(left, panel, first, sums);
       case WeightFormat::FP8:
-        return multiply_codes<Fp8>(panel, sums);
+        return multiply_codes<Fp8>(left, panel, first, sums);
       case WeightFormat::INT4:
-        return multiply_codes<Int4>(panel, sums);
+        return multiply_codes<Int4>(left, panel, first, sums);
       case WeightFormat::FP4:
-        return multiply_codes<Fp4>(panel, sums);
+        return multiply_codes<Fp4>(left, panel, first, sums);
       case WeightFormat::NF4:
-        return multiply_codes<Nf4>(panel, sums);
+        return multiply_codes<Nf4>(left, panel, first, sums);
     }
   }
 
@@ -67,39 +80,70 @@ class MatrixProduct {
   }
 
   template <class Code>
-  void multiply_codes(int64_t panel, float* sums) const {
-    const ScaledGroups groups{matrix_, panel, sums, sums_of_x_};
-    // What several passes read is decoded once for all of them.
-    if (left_.instruction() == Instruction::AMX || left_.num_rows() > MAX_OF_FEW_ROWS)
-      multiply_decoded<Coded<Code>>(start_of(panel), groups);
+  void multiply_codes(const Left& left, int64_t panel, int64_t first, float* sums) const {
+    using Lines = Coded<Code>;
+    const float* const sums_of_x = sums_of_x_ ? sums_of_x_ + first * matrix_.num_groups : nullptr;
+    // All rows follow each other with one panel.
+    const Shared shared = first == 0 ? share_floats(panel) : shared_of_last();
+    if (left_.num_rows() <= MAX_OF_FEW_ROWS && left.instruction() != Instruction::AMX) {
+      left.multiply_in_vectors<Lines>(start_of(panel), ScaledGroups<true>{matrix_, shared, sums, sums_of_x});
+      return;
+    }
+    const Element* const decoded = first == 0 ? decode<Lines>(panel) : own_room<Matrix, Element>(0);
+    const ScaledGroups<false> groups{matrix_, shared, sums, sums_of_x};
+    if (left.instruction() == Instruction::AMX)
+      multiply_groups(left, decoded, groups);
     else
-      left_.multiply_in_vectors<Coded<Code>>(start_of(panel), groups);
+      left.multiply_in_vectors<Plain<Element>>(reinterpret_cast<const char*>(decoded), groups);
   }
 
-  template <class Lines>
-  void multiply_decoded(const char* step, const ScaledGroups& groups) const {
-    alignas(64) Element decoded[MAX_GROUP_SIZE * PANEL];
+  /// Group by group, in tiles, which keep no scales.
+  static void multiply_groups(const Left& left, const Element* decoded, const ScaledGroups<false>& groups) {
     alignas(64) float sums[ROWS_AT_ONCE * PANEL];
-    for (int64_t group = 0, i = 0; group < groups.count(); ++group) {
-      const int64_t first = i;
-      Element* line = decoded;
-      for (; i < groups.end(group); ++i, step += Lines::STEP_BYTES)
-        for (int tile = 0; tile < 2; ++tile)
-#pragma GCC unroll 16
-          for (int r = 0; r < 16; ++r, line += LINE) {
-            Lines::prefetch(step, tile, r, AHEAD_BYTES);
-            store_line(line, Lines::even(step, tile, r), Lines::odd(step, tile, r));
-          }
-      left_.multiply<false>(decoded, i - first, sums, PANEL, PANEL * first);
-      for (int64_t row = 0; row < left_.num_rows(); ++row)
-        for (int tile = 0; tile < 2; ++tile) groups.finish(group, row, tile, load(sums + row * PANEL + 16 * tile));
+    for (int64_t group = 0, i = 0; group < groups.count(); i = groups.end(group++)) {
+      left.multiply<false>(decoded + i * STEP, groups.end(group) - i, sums, PANEL, PANEL * i);
+      for (int64_t row = 0; row < left.num_rows(); ++row)
+        for (int tile = 0; tile < 2; ++tile) {
+          const Floats sum = load(sums + row * PANEL + 16 * tile);
+          store(groups.at(row, tile), groups.added(group, row, tile, sum, load(groups.at(row, tile))));
+        }
     }
   }
 
+  template <class Lines>
+  const Element* decode(int64_t panel) const {
+    Element* const decoded = own_room<Matrix, Element>(panel_elements(matrix_.num_inputs));
+    const char* step = start_of(panel);
+    Element* line = decoded;
+    for (int64_t i = 0; i < matrix_.num_inputs / PANEL; ++i, step += Lines::STEP_BYTES)
+      for (int tile = 0; tile < 2; ++tile)
+#pragma GCC unroll 16
+        for (int r = 0; r < 16; ++r, line += LINE) {
+          Lines::prefetch(step, tile, r, AHEAD_BYTES);
+          store_line(line, Lines::even(step, tile, r), Lines::odd(step, tile, r));
+        }
+    return decoded;
+  }
+
+  /// Of a panel, as floats.
+  Shared share_floats(int64_t panel) const {
+    const int64_t count = matrix_.num_groups * PANEL, first = panel * count;
+    float* const scales = own_room<Shared, float>(2 * count);
+    for (int64_t i = 0; i < count; i += 16)
+      store(scales + i, load_scales(matrix_.scale_format, matrix_.scales, first + i));
+    if (matrix_.zeros)
+      for (int64_t i = 0; i < count; i += 16) store(scales + count + i, load_int8(matrix_.zeros + first + i));
+    return {scales, scales + count};
+  }
+  Shared shared_of_last() const {
+    float* const scales = own_room<Shared, float>(0);
+    return {scales, scales + matrix_.num_groups * PANEL};
+  }
+
   /// (num_rows, groups): the sums of each row's elements.
-  const float* add_up(const Element* x, int64_t stride) const {
-    float* const sums = own_floats<MatrixProduct>(left_.num_rows() * matrix_.num_groups);
-    for (int64_t row = 0; row < left_.num_rows(); ++row)
+  const float* add_up(const Element* x, int64_t stride, int64_t num_rows) const {
+    float* const sums = own_room<MatrixProduct, float>(num_rows * matrix_.num_groups);
+    for (int64_t row = 0; row < num_rows; ++row)
       for (int64_t group = 0; group < matrix_.num_groups; ++group) {
         const int64_t first = group * matrix_.group_size;
         Floats total = splat(0.0f);

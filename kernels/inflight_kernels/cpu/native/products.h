@@ -62,7 +62,7 @@ inline void multiply_tiles(const Bf16* x, int64_t stride, int64_t num_rows, cons
 template <bool ADD, class Format>
 inline void multiply_tiles(const Format*, int64_t, int64_t, const Format*, const OneGroup<ADD>&) {}
 
-/// At most 32 rows that are multiplied with panels by one instruction. For AMX there is room for 32 of them.
+/// Rows that are multiplied with panels by one instruction, at most 32 at once. For AMX there is room for 32 of them.
 class Left {
  public:
   /// Whether they are multiplied as floats.
@@ -98,6 +98,15 @@ class Left {
       case Instruction::AMX:
         return;
     }
+  }
+
+  /// Up to 32 of them, from `first` on.
+  Left rows(int64_t first) const {
+    Left some = *this;
+    some.x_ += first * stride_;
+    if (floats_.first) some.floats_.first += first * floats_.stride;
+    some.num_rows_ = std::min(num_rows_ - first, ROWS_AT_ONCE);
+    return some;
   }
 
   Instruction instruction() const { return instruction_; }

@@ -116,6 +116,7 @@ struct Workspace {
 
 using namespace inflight;
 
+#pragma GCC visibility push(default)
 extern "C" {
 
 /// True where this process may use AMX. Called once a process, before anything that uses it.
@@ -188,3 +189,4 @@ void inflight_pack(const Element* weight, int64_t num_outputs, int64_t num_input
       packed);
 }
 }
+#pragma GCC visibility pop

@@ -74,6 +74,7 @@ inline void product_of(const typename Product::Left* x, int64_t stride, const ch
   for (int first = 0; first < 2; first += TILES) {
     const char* step = panel;
     int64_t i = 0;
+    Floats totals[ROWS][TILES];
     for (int64_t group = 0; group < groups.count(); ++group) {
       // Two sums for each vector of the result: one alone would wait for itself.
       Floats kept[ROWS][TILES][2];
@@ -96,8 +97,11 @@ inline void product_of(const typename Product::Left* x, int64_t stride, const ch
       }
       for (int row = 0; row < ROWS; ++row)
         for (int tile = 0; tile < TILES; ++tile)
-          groups.finish(group, row, first + tile, kept[row][tile][0] + kept[row][tile][1]);
+          totals[row][tile] =
+              groups.added(group, row, first + tile, kept[row][tile][0] + kept[row][tile][1], totals[row][tile]);
     }
+    for (int row = 0; row < ROWS; ++row)
+      for (int tile = 0; tile < TILES; ++tile) store(groups.at(row, first + tile), totals[row][tile]);
   }
 }
 
@@ -115,18 +119,16 @@ inline MultiplyRows<Product, Groups> product_of_rows(int64_t num_rows, std::inte
 template <class Product, class Groups>
 inline void product_in_vectors(const typename Product::Left* x, int64_t stride, int64_t num_rows, const char* panel,
                                const Groups& groups) {
-  constexpr std::make_integer_sequence<int, MAX_OF_FEW_ROWS> few;
-  constexpr std::make_integer_sequence<int, MAX_ROWS_IN_VECTORS> many;
+  constexpr std::make_integer_sequence<int, Groups::MAX_ROWS> counts;
   if constexpr (Groups::IN_ONE_PASS) {
-    product_of_rows<Product, Groups, true>(num_rows, few)(x, stride, panel, groups);
-    return;
+    product_of_rows<Product, Groups, true>(num_rows, counts)(x, stride, panel, groups);
   } else {
-    const int64_t most = num_rows <= FEW_ROWS ? MAX_OF_FEW_ROWS : MAX_ROWS_IN_VECTORS;
+    const int64_t most = num_rows <= FEW_ROWS ? MAX_OF_FEW_ROWS : Groups::MAX_ROWS;
     for (int64_t row = 0, count; row < num_rows; row += count) {
       // As even as can be: the fewer rows, the more of the time goes to weights.
       count = ceil_div(num_rows - row, ceil_div(num_rows - row, most));
-      const auto multiply = row == 0 ? product_of_rows<Product, Groups, true>(count, many)
-                                     : product_of_rows<Product, Groups, false>(count, many);
+      const auto multiply = row == 0 ? product_of_rows<Product, Groups, true>(count, counts)
+                                     : product_of_rows<Product, Groups, false>(count, counts);
       multiply(x + row * stride, stride, panel, groups.from(row));
     }
   }
@@ -140,6 +142,7 @@ inline void product_as_in_tiles(const float* x, int64_t stride, int64_t num_rows
   for (int64_t row = 0; row < num_rows; ++row, x += stride) {
     const char* step = panel;
     int64_t i = 0;
+    Floats totals[2];
     for (int64_t group = 0; group < groups.count(); ++group) {
       Floats kept[2] = {groups.start(row, 0), groups.start(row, 1)};
       for (const int64_t end = groups.end(group); i < end; ++i, step += Lines::STEP_BYTES) {
@@ -154,8 +157,9 @@ inline void product_as_in_tiles(const float* x, int64_t stride, int64_t num_rows
           }
         for (int tile = 0; tile < 2; ++tile) kept[tile] = kept[tile] + (even[tile] + odd[tile]);
       }
-      for (int tile = 0; tile < 2; ++tile) groups.finish(group, row, tile, kept[tile]);
+      for (int tile = 0; tile < 2; ++tile) totals[tile] = groups.added(group, row, tile, kept[tile], totals[tile]);
     }
+    for (int tile = 0; tile < 2; ++tile) store(groups.at(row, tile), totals[tile]);
   }
 }
 

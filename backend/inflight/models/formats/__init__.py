@@ -1,0 +1,1 @@
+"""How checkpoints store the weights of matrix products: a file for each way (weight_formats.py chooses one)."""

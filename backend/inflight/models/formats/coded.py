@@ -1,0 +1,198 @@
+"""Weights that are codes with a scale for each group of inputs: what a format says of its tensors, and how a rank's
+weight is put together of them.
+
+Legend: I input features, O output features, G groups of inputs. A block's own have no number; the whole tensor's are in
+`Block`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight.errors import ConfigurationError
+from inflight.layers.weight import CodedGroups, DenseWeight, Int4Groups, Weight
+from inflight.models.checkpoint import Checkpoint
+from inflight.models.formats.dense import DenseFormat
+from inflight.models.formats.format import Block, Target, shape_of
+from inflight.models.formats.words import CPU
+from inflight_kernels import Code, CodedWeight, join_halves, pack_int4
+
+GROUP_UNIT = 32
+"""Inputs of which groups must be made, for products that read as many at once."""
+INT4_KERNEL_ON = frozenset({"cuda"})
+"""Device types with a kernel for whole numbers of 4 bits (Int4Weight)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coding:
+    """What a format's codes are."""
+
+    code: Code
+    group_size: int
+    """Inputs that share a scale; 0 = all of a rank's."""
+    scale_dtype: torch.dtype
+    has_zeros: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A block's codes and what their groups share."""
+
+    codes_OI: Tensor
+    """uint8, one in each byte."""
+    scales_OG: Tensor
+    zeros_OG: Tensor | None = None
+    """int8."""
+
+
+class CodedFormat(ABC):
+    """Base of formats of codes. A layer of whose tensors the first is missing was not quantised: it is dense."""
+
+    @property
+    @abstractmethod
+    def quantized(self) -> str:
+        """See WeightFormat."""
+
+    @property
+    @abstractmethod
+    def coding(self) -> Coding: ...
+
+    @property
+    @abstractmethod
+    def output_unit(self) -> int:
+        """Outputs that cannot be divided."""
+
+    @abstractmethod
+    def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
+        """Whether the layer of that name was not quantised."""
+
+    @abstractmethod
+    def check(self, checkpoint: Checkpoint, block: Block) -> None:
+        """Raise unless the tensors of the block's layer are there, of the right shapes and types."""
+
+    @abstractmethod
+    def read_part(self, checkpoint: Checkpoint, block: Block, device: torch.device) -> Part:
+        """In this process's memory of `device`."""
+
+    @property
+    def can_keep_codes(self) -> bool:
+        """Whether products can read its codes as they are; if not, they become floats on every device."""
+        return True
+
+    def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Weight:
+        """See WeightFormat."""
+        if self.is_dense(checkpoint, blocks[0].name):
+            return DenseFormat().read(checkpoint, blocks, target)
+        self._check(checkpoint, blocks)
+        if target.keeps_codes and self.can_keep_codes:
+            weight = self._allocate(blocks, target)
+            self._fill(checkpoint, blocks, weight)
+            return CodedGroups(weight)
+        if target.device.type in INT4_KERNEL_ON and self.can_keep_codes:
+            return self._read_for_gpu(checkpoint, blocks, target)
+        values_OI = target.empty(*shape_of(blocks))
+        self._fill_values(checkpoint, blocks, values_OI)
+        return DenseWeight(values_OI)
+
+    def read_experts(
+        self, checkpoint: Checkpoint, experts: Sequence[Sequence[Block]], target: Target
+    ) -> Tensor | CodedWeight:
+        """The same of several weights of one shape: (E, O, I). Where codes are not kept, floats."""
+        for blocks in experts:
+            self._check(checkpoint, blocks)
+        if not (target.keeps_codes and self.can_keep_codes):
+            values_EOI = target.empty(len(experts), *shape_of(experts[0]))
+            for blocks, values_OI in zip(experts, values_EOI, strict=True):
+                self._fill_values(checkpoint, blocks, values_OI)
+            return values_EOI
+        weight = self._allocate(experts[0], target, (len(experts),))
+        for expert, blocks in enumerate(experts):
+            self._fill(checkpoint, blocks, weight.of_expert(expert))
+        return weight
+
+    def dequantized(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> Tensor:
+        """(O, I) float32, in the memory of this process."""
+        return self._read_whole(checkpoint, blocks).dequantize()
+
+    def _check(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> None:
+        for block in blocks:
+            self._check_borders(checkpoint, block)
+            self.check(checkpoint, block)
+
+    def _fill_values(self, checkpoint: Checkpoint, blocks: Sequence[Block], values_OI: Tensor) -> None:
+        if checkpoint.is_read and not values_OI.is_meta:
+            values_OI.copy_(self.dequantized(checkpoint, blocks))
+
+    def _fill(self, checkpoint: Checkpoint, blocks: Sequence[Block], weight: CodedWeight) -> None:
+        if not checkpoint.is_read or weight.codes.is_meta:
+            return
+        start = 0
+        for block in blocks:
+            part, end = self.read_part(checkpoint, block, weight.codes.device), start + len(block.outputs)
+            weight.codes[start:end] = part.codes_OI if weight.code.bits == 8 else join_halves(part.codes_OI)
+            weight.scales[start:end] = part.scales_OG
+            if weight.zeros is not None and part.zeros_OG is not None:
+                weight.zeros[start:end] = part.zeros_OG
+            start = end
+
+    def _allocate(self, blocks: Sequence[Block], target: Target, experts: tuple[int, ...] = ()) -> CodedWeight:
+        coding, (num_outputs, num_inputs) = self.coding, shape_of(blocks)
+        group_size = coding.group_size or -(-num_inputs // GROUP_UNIT) * GROUP_UNIT
+        shape = (*experts, num_outputs, -(-num_inputs // group_size))
+        codes = target.empty(*experts, num_outputs, num_inputs * coding.code.bits // 8, dtype=torch.uint8)
+        scales = target.empty(*shape, dtype=coding.scale_dtype)
+        zeros = target.empty(*shape, dtype=torch.int8) if coding.has_zeros else None
+        return CodedWeight(coding.code, codes, scales, zeros, group_size)
+
+    def _read_whole(self, checkpoint: Checkpoint, blocks: Sequence[Block], device: torch.device = CPU) -> CodedWeight:
+        """In this process's memory of `device`."""
+
+        def empty(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        weight = self._allocate(blocks, Target(dtype=torch.float32, device=device, empty=empty))
+        self._fill(checkpoint, blocks, weight)
+        return weight
+
+    def _read_for_gpu(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Int4Groups:
+        coding, columns = self.coding, len(blocks[0].inputs)
+        if coding.code is not Code.INT4:
+            raise ConfigurationError(
+                f"{checkpoint.folder}: {self.quantized} weights like these are multiplied on CPUs only; use the "
+                "float16 or bfloat16 checkpoint, or one that was quantised to 4 bits, or to fp8 with a scale for each "
+                "output"
+            )
+        if target.dtype not in (torch.float16, torch.bfloat16):
+            raise ConfigurationError(
+                f"{checkpoint.folder}: 4-bit weights are computed in float16 or bfloat16, not in "
+                f"{str(target.dtype).removeprefix('torch.')}; set dtype to one of them"
+            )
+        weight = self._read_whole(checkpoint, blocks, target.device)
+        # Whole numbers from 0 on.
+        q_OI = weight.codes_by_column().bitwise_xor(8).int()
+        zeros_OG = torch.zeros_like(weight.scales, dtype=torch.int32) if weight.zeros is None else weight.zeros.int()
+        scales_GO, zeros_GO = weight.scales.T.to(target.dtype).contiguous(), (zeros_OG + 8).T.contiguous()
+        if coding.group_size == 0 and columns % GROUP_UNIT:
+            raise ConfigurationError(
+                f"{checkpoint.folder}: 4-bit weights of {columns} inputs, which is not a multiple of {GROUP_UNIT}, are "
+                "not multiplied on GPUs; choose another tensor_parallel_size"
+            )
+        return Int4Groups(pack_int4(q_OI, scales_GO, zeros_GO))
+
+    def _check_borders(self, checkpoint: Checkpoint, block: Block) -> None:
+        for what, features, total, unit in (
+            ("inputs", block.inputs, block.num_inputs, self.coding.group_size or 1),
+            ("outputs", block.outputs, block.num_outputs, self.output_unit),
+        ):
+            is_whole = len(features) == total
+            if features.start % unit or (not is_whole and len(features) % unit):
+                raise ConfigurationError(
+                    f"{checkpoint.folder}: the {total} {what} of {block.name} are quantised in groups of {unit}, "
+                    f"and one rank's share of them, {len(features)}, is not a whole number of groups; "
+                    "choose another tensor_parallel_size"
+                )

@@ -1,0 +1,204 @@
+"""Weights of fp8 (float8_e4m3fn): with one scale, one for each output, or one for each block of both features."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inflight.errors import ConfigurationError
+from inflight.layers.weight import Fp8Weight, Weight
+from inflight.models.checkpoint import Checkpoint
+from inflight.models.compressed_tensors import Fp8Scheme, read_blocks
+from inflight.models.formats.coded import CodedFormat, Coding, Part
+from inflight.models.formats.dense import read_values
+from inflight.models.formats.format import Allocate, Block, Target
+from inflight.models.formats.words import read_block
+from inflight_kernels import Code
+from inflight_kernels.quantization import FP8_CAPABILITY
+
+FP8_DTYPES = ("F8_E4M3",)
+"""As safetensors name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Format(CodedFormat):
+    """fp8 weights as compressed-tensors, AutoFP8 and ModelOpt store them: for each layer `weight` (O, I),
+    float8_e4m3fn, and `weight_scale`, a float, (O, 1) or, if it is one for all outputs, of one element; with static
+    activations also `input_scale`, a float of one element. As codes activations stay as they are.
+    """
+
+    scheme: Fp8Scheme
+
+    @property
+    def quantized(self) -> str:
+        """See WeightFormat."""
+        return "fp8"
+
+    @property
+    def coding(self) -> Coding:
+        """See CodedFormat."""
+        return Coding(code=Code.FP8, group_size=0, scale_dtype=torch.float32)
+
+    @property
+    def output_unit(self) -> int:
+        """See CodedFormat."""
+        return 1
+
+    def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
+        """See CodedFormat."""
+        return checkpoint.dtype_of(f"{name}.weight") not in FP8_DTYPES
+
+    def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Weight:
+        """See WeightFormat. Where codes are not kept, activations are quantised as well."""
+        if target.keeps_codes or self.is_dense(checkpoint, blocks[0].name):
+            return CodedFormat.read(self, checkpoint, blocks, target)
+        if target.device.type == "cuda":
+            _refuse_without_fp8(checkpoint, target.device)
+        values_OI = read_values(checkpoint, blocks, target, torch.float8_e4m3fn, FP8_DTYPES)
+        scale_O = self._read_scales(checkpoint, blocks, target.empty)
+        return Fp8Weight(values_OI, scale_O, self._read_input_scale(checkpoint, blocks))
+
+    def check(self, checkpoint: Checkpoint, block: Block) -> None:
+        """See CodedFormat."""
+        checkpoint.check(f"{block.name}.weight", (block.num_outputs, block.num_inputs), FP8_DTYPES)
+        self._scales_of(checkpoint, block)
+        self._read_input_scale(checkpoint, [block])
+
+    def read_part(self, checkpoint: Checkpoint, block: Block, device: torch.device) -> Part:
+        """See CodedFormat."""
+        return Part(read_fp8(checkpoint, block, device).view(torch.uint8), self._scales_of(checkpoint, block))
+
+    def _scales_of(self, checkpoint: Checkpoint, block: Block) -> Tensor:
+        """(O, 1) float32, of the block's outputs."""
+        name, outputs = f"{block.name}.weight_scale", block.outputs
+        if self.scheme.has_scale_per_output:
+            scales = checkpoint.check_scales(name, (block.num_outputs, 1))
+            return scales[outputs.start : outputs.stop].float()
+        return torch.full((len(outputs), 1), checkpoint.read_scale(name))
+
+    def _read_input_scale(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> float | None:
+        """One for all tokens, the same on every rank. The blocks have one input: of their scales it is the largest,
+        whose range holds that of the others. vLLM takes the same."""
+        if not self.scheme.has_input_scale:
+            return None
+        return max(checkpoint.read_scale(f"{block.name}.input_scale") for block in blocks)
+
+    def _read_scales(self, checkpoint: Checkpoint, blocks: Sequence[Block], empty: Allocate) -> Tensor:
+        """(O,) float32, also of weights that have one scale: stacked layers have different ones."""
+        scale_O = empty(sum(len(block.outputs) for block in blocks), dtype=torch.float32)
+        parts = torch.split(scale_O, [len(block.outputs) for block in blocks])
+        for block, part in zip(blocks, parts, strict=True):
+            name = f"{block.name}.weight_scale"
+            if self.scheme.has_scale_per_output:
+                checkpoint.check_scales(name, (block.num_outputs, 1))
+                checkpoint.copy_into(part[:, None], name, (block.num_outputs, 1), (block.outputs.start,))
+                continue
+            scale = checkpoint.read_scale(name)
+            if checkpoint.is_read:
+                part.fill_(scale)
+        return scale_O
+
+
+def _refuse_without_fp8(checkpoint: Checkpoint, device: torch.device) -> None:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < FP8_CAPABILITY:
+        raise ConfigurationError(
+            f"{checkpoint.folder}: fp8 weights need a GPU of compute capability 8.9 (Ada) or more, and this one has "
+            f"{capability[0]}.{capability[1]}; use the float16 or bfloat16 checkpoint"
+        )
+
+
+def read_fp8(checkpoint: Checkpoint, block: Block, device: torch.device) -> Tensor:
+    """The block's values (O, I)."""
+    return read_block(
+        checkpoint,
+        f"{block.name}.weight",
+        (block.num_outputs, block.num_inputs),
+        (block.outputs.start, block.inputs.start),
+        (len(block.outputs), len(block.inputs)),
+        torch.float8_e4m3fn,
+        FP8_DTYPES,
+        device,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8BlockFormat(CodedFormat):
+    """fp8 weights as DeepSeek and Qwen publish them, and compressed-tensors: for each layer `weight` (O, I),
+    float8_e4m3fn, and one scale for each block of outputs and inputs. Activations stay as they are."""
+
+    outputs: int
+    inputs: int
+    """Of a block."""
+    scales: str
+    """Ending of the scales' name."""
+
+    @property
+    def quantized(self) -> str:
+        """See WeightFormat."""
+        return "fp8"
+
+    @property
+    def coding(self) -> Coding:
+        """See CodedFormat."""
+        return Coding(code=Code.FP8, group_size=self.inputs, scale_dtype=torch.float32)
+
+    @property
+    def output_unit(self) -> int:
+        """See CodedFormat: every output has its scales."""
+        return 1
+
+    def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
+        """See CodedFormat."""
+        return checkpoint.dtype_of(f"{name}.weight") not in FP8_DTYPES
+
+    def check(self, checkpoint: Checkpoint, block: Block) -> None:
+        """See CodedFormat."""
+        checkpoint.check(f"{block.name}.weight", (block.num_outputs, block.num_inputs), FP8_DTYPES)
+        checkpoint.check_scales(f"{block.name}.{self.scales}", self._shape_of_scales(block))
+
+    def read_part(self, checkpoint: Checkpoint, block: Block, device: torch.device) -> Part:
+        """See CodedFormat."""
+        outputs, inputs = block.outputs, block.inputs
+        scales = checkpoint.check_scales(f"{block.name}.{self.scales}", self._shape_of_scales(block))
+        columns = slice(inputs.start // self.inputs, -(-inputs.stop // self.inputs))
+        of_output = torch.arange(outputs.start, outputs.stop) // self.outputs
+        return Part(read_fp8(checkpoint, block, device).view(torch.uint8), scales[of_output, columns].float())
+
+    def _shape_of_scales(self, block: Block) -> tuple[int, int]:
+        return -(-block.num_outputs // self.outputs), -(-block.num_inputs // self.inputs)
+
+
+def choose_fp8(path: Path, quantization: Mapping[str, Any]) -> Fp8Format | Fp8BlockFormat:
+    """Raises ConfigurationError."""
+    if blocks := quantization.get("weight_block_size"):
+        return _choose_blocks(path, quantization, blocks)
+    activations, cache = quantization.get("activation_scheme"), quantization.get("kv_cache_scheme")
+    if activations not in ("static", "dynamic"):
+        raise ConfigurationError(
+            f'{path}: quantization_config.activation_scheme must be "static" or "dynamic", got '
+            f"{json.dumps(activations)}"
+        )
+    if cache not in (None, "static"):
+        raise ConfigurationError(
+            f'{path}: quantization_config.kv_cache_scheme must be "static" or null, got {json.dumps(cache)}'
+        )
+    # AutoFP8 means one dynamic scale for all tokens of a call. That would make a token depend on the others of its
+    # step, so each token has a scale of its own, with which it is rounded no worse.
+    return Fp8Format(Fp8Scheme(has_scale_per_output=False, has_input_scale=activations == "static"))
+
+
+def _choose_blocks(path: Path, quantization: Mapping[str, Any], sizes: Any) -> Fp8BlockFormat:
+    blocks = read_blocks(path, "quantization_config.weight_block_size", sizes)
+    if quantization.get("activation_scheme", "dynamic") != "dynamic":
+        raise ConfigurationError(
+            f'{path}: quantization_config.activation_scheme must be "dynamic" where weights have a scale for each '
+            f"block, got {json.dumps(quantization['activation_scheme'])}"
+        )
+    return Fp8BlockFormat(outputs=blocks.outputs, inputs=blocks.inputs, scales="weight_scale_inv")

@@ -1,0 +1,149 @@
+"""Weights of floats that become codes when they are read (the configuration's key `quantization`).
+
+Groups are of 32 inputs, so that weights are the same however ranks divide them. Legend: I input features, O output
+features, G groups of inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight.errors import ConfigurationError
+from inflight.layers.weight import CodedGroups, Weight
+from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
+from inflight.models.formats.coded import GROUP_UNIT, CodedFormat, Coding, Part
+from inflight.models.formats.format import Block, Target
+from inflight.models.formats.words import read_block
+from inflight_kernels import Code, CodedWeight, join_halves
+
+HEAD_CODES = {Code.INT4: Code.INT8}
+"""Of the head, where it has other codes than the layers: a wrong logit is a wrong token."""
+ROWS_AT_ONCE = 4096
+"""Of a head: to quantise takes several times their memory."""
+SHARES = tuple(1.0 - 0.04 * step for step in range(8))
+"""Of the scale with which the largest weight of a group fits, those that are tried for 4 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnLoadFormat(CodedFormat):
+    """`<name>.weight` (O, I), of any float type, as codes with a scale for 32 inputs of an output."""
+
+    code: Code
+
+    @property
+    def quantized(self) -> str:
+        """See WeightFormat."""
+        return self.code.value
+
+    @property
+    def coding(self) -> Coding:
+        """See CodedFormat."""
+        return Coding(code=self.code, group_size=GROUP_UNIT, scale_dtype=torch.float16)
+
+    @property
+    def output_unit(self) -> int:
+        """See CodedFormat."""
+        return 1
+
+    def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
+        """See CodedFormat."""
+        return False
+
+    def check(self, checkpoint: Checkpoint, block: Block) -> None:
+        """See CodedFormat."""
+        checkpoint.check(f"{block.name}.weight", (block.num_outputs, block.num_inputs), FLOAT_DTYPES)
+
+    def read_part(self, checkpoint: Checkpoint, block: Block, device: torch.device) -> Part:
+        """See CodedFormat."""
+        values_OI = read_block(
+            checkpoint,
+            f"{block.name}.weight",
+            (block.num_outputs, block.num_inputs),
+            (block.outputs.start, block.inputs.start),
+            (len(block.outputs), len(block.inputs)),
+            torch.float32,
+            FLOAT_DTYPES,
+            device,
+        )
+        return Part(*quantize(self.code, values_OI))
+
+    def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Weight:
+        """See WeightFormat."""
+        if not target.keeps_codes and target.device.type == "cpu":
+            raise ConfigurationError(
+                f"quantization is {self.code.value}, which layers in C++ multiply on a CPU, and they do not run here; "
+                "set cpu_compile and kv_cache_dtype to auto, or quantization to none"
+            )
+        if target.device.type == "cuda" and self.code is not Code.INT4:
+            raise ConfigurationError(
+                f"quantization is {self.code.value}, which is multiplied on CPUs only; set it to int4 or none"
+            )
+        return CodedFormat.read(self, checkpoint, blocks, target)
+
+    def head_weight(self, table_OI: Tensor, target: Target, *, is_read: bool) -> CodedGroups:
+        """The weight of the head, whose floats are `table_OI`, if they are read."""
+        code, (num_outputs, num_inputs) = HEAD_CODES.get(self.code, self.code), table_OI.shape
+        weight = CodedWeight(
+            code=code,
+            codes=target.empty(num_outputs, num_inputs * code.bits // 8, dtype=torch.uint8),
+            scales=target.empty(num_outputs, -(-num_inputs // GROUP_UNIT), dtype=torch.float16),
+            zeros=None,
+            group_size=GROUP_UNIT,
+        )
+        if is_read:
+            parts = (torch.split(each, ROWS_AT_ONCE) for each in (table_OI, weight.codes, weight.scales))
+            for values, codes, scales in zip(*parts, strict=True):
+                found, shared = quantize(code, values.float())
+                codes.copy_(found if code.bits == 8 else join_halves(found))
+                scales.copy_(shared)
+        return CodedGroups(weight)
+
+
+def quantize(code: Code, values_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (O, I), uint8, and scales (O, G), float16, of float32: each code is the one nearest to its value. Of 4 bits
+    the scale is the one of several with which the squares of a group's errors sum to least."""
+    padded = torch.nn.functional.pad(values_OI, (0, -values_OI.shape[1] % GROUP_UNIT))
+    groups = padded.view(len(padded), -1, GROUP_UNIT)
+    match code:
+        case Code.INT8:
+            scales = _fit(groups.abs().amax(-1), 127)
+            codes = _nearest(groups, scales, -127, 127).view(torch.uint8)
+        case Code.FP8:
+            scales = _fit(groups.abs().amax(-1), 448)
+            scaled = (groups / scales.float()[..., None]).clamp(-448, 448)
+            codes = scaled.to(torch.float8_e4m3fn).view(torch.uint8)
+        case Code.INT4:
+            scales = _best_of_four_bits(groups)
+            codes = _nearest(groups, scales, -8, 7).view(torch.uint8) & 15
+        case _:
+            raise ValueError(f"weights are not quantised to {code.value} when they are read")
+    return codes.flatten(1)[:, : values_OI.shape[1]], scales
+
+
+def _best_of_four_bits(groups: Tensor) -> Tensor:
+    """(O, G): the number with the largest magnitude becomes about -8, of which there is one more than of 7."""
+    extreme = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
+    best = least = torch.empty(0)
+    for number, share in enumerate(SHARES):
+        scales = _fit(extreme * share, -8)
+        errors = (_nearest(groups, scales, -8, 7) * scales.float()[..., None] - groups).square_().sum(-1)
+        if number == 0:
+            best, least = scales, errors
+        else:
+            best, least = torch.where(errors < least, scales, best), torch.minimum(errors, least)
+    return best
+
+
+def _fit(extremes: Tensor, most: int) -> Tensor:
+    """The scales with which these become `most`; 1 for a group of zeros, or of what float16 has no scale for."""
+    scales = (extremes / most).half()
+    return torch.where(scales == 0, torch.ones_like(scales), scales)
+
+
+def _nearest(groups: Tensor, scales: Tensor, low: int, high: int) -> Tensor:
+    """int8."""
+    return (groups / scales.float()[..., None]).round_().clamp_(low, high).to(torch.int8)

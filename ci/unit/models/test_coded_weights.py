@@ -1,0 +1,273 @@
+"""Checkpoints with weights of 4 and 8 bits: in every format the log probabilities are those of the weights that its
+package, or its definition, dequantises to, with C++ that multiplies codes and with torch; damaged ones are refused.
+
+Run: pytest ci/unit/models/test_coded_weights.py
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from coded_checkpoints import CONFIG, EXPERTS, KINDS, write_coded_checkpoint
+from compiled_network import needs_compiler
+from quantized_runs import change_tensors, distance, load, refusal, run
+from safetensors.torch import load_file
+from tiny_checkpoints import make_prompt, write_checkpoint
+
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
+from inflight.layers.weight import CodedGroups
+from inflight.models.checkpoint import Checkpoint
+from inflight.models.compiled import CompiledNetwork
+from inflight.models.config import ModelConfig
+from inflight.models.family import SplitByInputs, SplitByOutputs
+from inflight.models.formats.format import Block, Target
+from inflight.models.formats.on_load import OnLoadFormat
+from inflight.models.weights import WeightLoader
+from inflight_kernels import Code
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+SAME = 1e-4
+"""Bound of log probabilities against the network with dequantised weights, all in float32."""
+PROMPTS = [make_prompt(length) for length in (1, 8, 21)]
+CANNOT_BE_HALVED = frozenset({"fp8-blocks", "fp8-official", "int4-zeros", "gptq-4-v2"})
+"""Their groups are of 64 or 128 inputs."""
+IN_CPP = {"cpu_compile": "true", "dtype": "float32"}
+QUANTIZES_ACTIVATIONS = frozenset({"fp8"})
+"""Where torch computes them."""
+
+
+def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_coded_checkpoint(tmp_path, "int4-zeros").folder
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
+def test_codes_mean_what_their_package_dequantises_them_to(kind: str, config: Any, tmp_path: Path) -> None:
+    checkpoint = write_coded_checkpoint(tmp_path, kind, config)
+    ways = ["true"] if kind in QUANTIZES_ACTIVATIONS else ["true", "false"]
+    for cpu_compile in ways:
+        works = run(checkpoint.folder, PROMPTS, cpu_compile=cpu_compile, dtype="float32")
+        assert max(distance(work, checkpoint.model) for work in works) < SAME
+        assert len({tuple(work.output) for work in works}) == len(PROMPTS)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["int4-zeros", "fp8-official"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bits_are_as_near_as_they_can_be(kind: str, dtype: str, tmp_path: Path) -> None:
+    """Codes are no further from the network in float32 than its plain weights in this type are."""
+    checkpoint = write_coded_checkpoint(tmp_path, kind)
+    coded, plain = (
+        max(distance(work, checkpoint.model) for work in run(each, PROMPTS, cpu_compile="true", dtype=dtype))
+        for each in (checkpoint.folder, checkpoint.folder.parent / "dense")
+    )
+    assert coded < 2 * plain
+
+
+@needs_compiler
+def test_the_network_keeps_codes_and_c_computes_it(folder: Path) -> None:
+    with closing(load(folder, cpu_compile="auto")) as runner:
+        assert isinstance(runner._computation.decoder, CompiledNetwork)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["gptq-4", "int8", "mxfp4"])
+@pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
+def test_a_request_has_the_same_bits_beside_any_others(kind: str, config: Any, tmp_path: Path) -> None:
+    folder = write_coded_checkpoint(tmp_path, kind, config).folder
+    together = run(folder, PROMPTS, cpu_compile="true", dtype="bfloat16")
+    for work, prompt in zip(together, PROMPTS, strict=True):
+        (alone,) = run(folder, [prompt], cpu_compile="true", dtype="bfloat16")
+        assert (alone.output, alone.output_log_probs) == (work.output, work.output_log_probs)
+
+
+# -- weights of floats that become codes -------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("name", "rounding", "squares"), [("int8", 1 / 254, 0.007), ("fp8", 1 / 16, 0.035), ("int4", 0.5 / 7, 0.11)]
+)
+def test_weights_become_the_nearest_codes(name: str, rounding: float, squares: float, tmp_path: Path) -> None:
+    """`rounding`: of a weight, as a share of the largest of its 32; of 4 bits the scale may cut that one off, for a
+    smaller sum of `squares`, in which all groups count alike."""
+    write_checkpoint(tmp_path, CONFIG, 1, torch.float32)
+    values = load_file(tmp_path / "model.safetensors")["model.layers.0.mlp.gate_proj.weight"]
+    block = Block(
+        name="model.layers.0.mlp.gate_proj", num_outputs=192, num_inputs=128, outputs=range(192), inputs=range(128)
+    )
+    target = Target(dtype=torch.float32, device=torch.device("cpu"), empty=empty, keeps_codes=True)
+    with Checkpoint(tmp_path) as checkpoint:
+        weight = OnLoadFormat(Code(name)).read(checkpoint, [block], target)
+    errors = (dequantized(weight) - values).unflatten(1, (-1, 32))
+    groups = values.unflatten(1, (-1, 32))
+    if name != "int4":
+        assert (errors.abs() <= 1.01 * rounding * groups.abs().amax(-1, keepdim=True)).all()
+    assert (errors.norm(dim=-1) / groups.norm(dim=-1)).mean() < squares
+
+
+@needs_compiler
+@pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
+def test_networks_of_codes_are_near_those_of_floats(config: Any, tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path, config, 1, torch.float32)
+    found = {
+        name: max(distance(work, checkpoint.model) for work in run(tmp_path, PROMPTS, quantization=name, **IN_CPP))
+        for name in ("none", "int8", "fp8", "int4")
+    }
+    assert found["none"] < SAME < found["int8"] < found["fp8"] < found["int4"]
+    # A token of experts may go to other ones.
+    assert found["int8"] < 0.5 or config is EXPERTS
+
+
+@needs_compiler
+def test_ranks_make_the_same_codes(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIG, 1, torch.float32)
+    down, cpu = SplitByInputs("model.layers.0.mlp.down_proj"), torch.device("cpu")
+    with Checkpoint(tmp_path) as checkpoint:
+        parts = []
+        for size in (1, 2):
+            loaders = [
+                WeightLoader(
+                    checkpoint, OnLoadFormat(Code.INT4), FakeGroup(rank, size), torch.float32, cpu, keeps_codes=True
+                )
+                for rank in range(size)
+            ]
+            weights = [
+                loader.by_inputs(down, "", 128, loader.even_section("intermediate_size", 192)).weight
+                for loader in loaders
+            ]
+            parts.append(torch.cat([dequantized(weight) for weight in weights], 1))
+    assert torch.equal(*parts)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cpu_compile": "false"}, "quantization is int4, which layers in C++ multiply on a CPU, and they do not run"),
+        ({"kv_cache_dtype": "fp8"}, "quantization is int4, which layers in C++ multiply on a CPU, and they do not run"),
+        ({"model_impl": "transformers"}, "quantization is int4, but transformers' modelling code computes"),
+    ],
+)
+def test_quantization_where_nothing_multiplies_codes(changes: dict[str, str], words: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIG, 1, torch.float32)
+    assert words in refusal(tmp_path, **{**IN_CPP, "quantization": "int4", **changes})
+
+
+def test_codes_are_not_quantised_again(folder: Path) -> None:
+    assert refusal(folder, quantization="int8") == (
+        f"quantization is int8, and the weights of {folder} are int4 already; set quantization to none"
+    )
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+
+class FakeGroup(TensorParallelGroup):
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_hold_the_whole_weight_between_them(kind: str, tmp_path: Path) -> None:
+    folder = write_coded_checkpoint(tmp_path, kind).folder
+    dense = load_file(folder.parent / "dense" / "model.safetensors")
+    gate, up, down = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
+    model, cpu = ModelConfig.load(folder), torch.device("cpu")
+    with Checkpoint(folder) as checkpoint:
+        loaders = [
+            WeightLoader(checkpoint, model.weight_format, FakeGroup(rank, 2), torch.float32, cpu, keeps_codes=True)
+            for rank in range(2)
+        ]
+        sections = [loader.even_section("intermediate_size", 192) for loader in loaders]
+        pairs = list(zip(loaders, sections, strict=True))
+        if kind in CANNOT_BE_HALVED:
+            with pytest.raises(ConfigurationError, match="96, is not a whole number of groups"):
+                loaders[1].by_inputs(SplitByInputs(down), "", 128, sections[1])
+            return
+        wide = [loader.by_outputs(SplitByOutputs((gate, up)), "", [own, own], 128).weight for loader, own in pairs]
+        tall = [loader.by_inputs(SplitByInputs(down), "", 128, own).weight for loader, own in pairs]
+    assert torch.equal(torch.cat([dequantized(each)[:96] for each in wide]), dense[f"{gate}.weight"])
+    assert torch.equal(torch.cat([dequantized(each)[96:] for each in wide]), dense[f"{up}.weight"])
+    assert torch.equal(torch.cat([dequantized(each) for each in tall], 1), dense[f"{down}.weight"])
+
+
+def dequantized(weight: Any) -> torch.Tensor:
+    if isinstance(weight, CodedGroups):
+        return weight.packed.dequantize()
+    found: torch.Tensor = weight.values_OI
+    return found
+
+
+# -- refused -----------------------------------------------------------------------------------------------------------
+
+LAYER = "model.layers.1.mlp.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        ("int4", {"weight_scale": None}, f"the checkpoint has no tensor {LAYER}.weight_scale"),
+        ("int4", {"weight_packed": torch.zeros(128, 23).int()}, "has shape [128, 23], config.json asks for [128, 24]"),
+        ("int4", {"weight_shape": torch.tensor([128, 190])}, "is [128, 190], config.json asks for [128, 192]"),
+        ("int4", {"weight_scale": torch.full((128, 6), torch.nan)}, f"tensor {LAYER}.weight_scale holds nan"),
+        ("int4-zeros", {"weight_zero_point": None}, f"the checkpoint has no tensor {LAYER}.weight_zero_point"),
+        ("int8", {"weight_scale": torch.ones(128, 2)}, "has shape [128, 2], config.json asks for [128, 1]"),
+        ("gptq-4", {"qzeros": torch.zeros(6, 16)}, "is F32; only I32 weights are supported"),
+        ("gptq-4", {"g_idx": torch.zeros(192).int()}, f"tensor {LAYER}.g_idx has groups of inputs that are not"),
+        ("gptq-4-reordered", {"g_idx": torch.full((192,), 9).int()}, f"{LAYER}.g_idx names groups that are not there"),
+        ("fp8-official", {"weight_scale_inv": torch.zeros(1, 2)}, f"tensor {LAYER}.weight_scale_inv holds 0"),
+        ("mxfp4", {"weight_scale": torch.ones(128, 6)}, "is F32; only U8 weights are supported"),
+    ],
+)
+def test_damaged_layers(kind: str, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    folder = write_coded_checkpoint(tmp_path, kind).folder
+    change_tensors(folder, **{f"{LAYER}.{ending}": tensor for ending, tensor in changes.items()})
+    assert words in refusal(folder, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "value", "words"),
+    [
+        ("gptq-4", ("bits",), 3, "not bits 3 and"),
+        ("gptq-4", ("checkpoint_format",), "marlin", 'and "marlin"'),
+        ("gptq-4", ("group_size",), 48, "group_size must be a multiple of 32, or -1, got 48"),
+        ("int4", ("num_bits",), 3, "weights.num_bits must be 4 or 8, got 3"),
+        ("int4", ("group_size",), 16, "weights.group_size must be a multiple of 32, got 16"),
+        ("int4", ("actorder",), "group", 'weights.actorder must be null or "static" or "weight", got "group"'),
+        ("fp8-blocks", ("block_structure",), None, "block_structure must be two numbers"),
+    ],
+)
+def test_other_schemes(kind: str, place: tuple[str, ...], value: Any, words: str, tmp_path: Path) -> None:
+    folder = write_coded_checkpoint(tmp_path, kind).folder
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    at = config["quantization_config"]
+    if "config_groups" in at:
+        at = at["config_groups"]["group_0"]["weights"]
+    at[place[-1]] = value
+    path.write_text(json.dumps(config))
+    with pytest.raises(ConfigurationError) as caught:
+        ModelConfig.load(folder)
+    assert words in str(caught.value)
+
+
+def test_what_gpus_cannot_multiply_is_refused_there(tmp_path: Path) -> None:
+    folder = write_coded_checkpoint(tmp_path, "mxfp4").folder
+    model = ModelConfig.load(folder)
+    with Checkpoint(folder) as checkpoint:
+        loader = WeightLoader(checkpoint, model.weight_format, FakeGroup(0, 1), torch.bfloat16, torch.device("cuda"))
+        with pytest.raises(ConfigurationError, match="mxfp4 weights like these are multiplied on CPUs only"):
+            loader.by_inputs(SplitByInputs(LAYER), "", 128, loader.even_section("intermediate_size", 192))
