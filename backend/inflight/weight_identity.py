@@ -32,7 +32,7 @@ def weight_identity(config: EngineConfig) -> str:
 def _code_of_layouts() -> Iterator[Path]:
     """Its folders, without importing it, which takes torch."""
     models = Path(__file__).parent / "models"
-    yield from (models, models / "families", models / "formats")
+    yield from (models, models / "families", models / "formats", models.with_name("gguf"))
     kernels = importlib.util.find_spec("inflight_kernels")
     for location in (kernels and kernels.submodule_search_locations) or ():
         yield from (Path(location, *parts) for parts in CODE_OF_KERNELS)

@@ -87,10 +87,14 @@ def make_folder(file: Path, *, with_tokenizer: bool = True) -> Path:
 def _refuse_split(file: Path) -> None:
     found = SPLIT.fullmatch(file.name)
     if found is not None and int(found[2]) > 1:
-        raise ConfigurationError(
-            f"{file} is one of {int(found[2])} parts of a model, which are not read: join them with llama-gguf-split "
-            f"--merge {found[1]}-00001-of-{found[2]}.gguf {found[1]}.gguf, and name that file"
-        )
+        raise _is_part(file, int(found[2]), f"{found[1]}-00001-of-{found[2]}.gguf", f"{found[1]}.gguf")
+
+
+def _is_part(file: Path, num_parts: int, first: str, whole: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{file} is one of {num_parts} parts of a model, which are not read: join them with llama-gguf-split --merge "
+        f"{first} {whole}, and name that file"
+    )
 
 
 def _identity(file: Path, with_tokenizer: bool) -> str:
@@ -110,6 +114,8 @@ def _contents(file: Path, with_tokenizer: bool) -> dict[str, str]:
     from inflight.gguf.tokenizer import KIND, Vocabulary, tokenizer_config, tokenizer_of
 
     opened = GgufFile(file)
+    if opened.metadata.whole("split.count", 1) > 1:
+        raise _is_part(file, opened.metadata.whole("split.count"), "FIRST_PART", "WHOLE")
     values = config_of(opened)
     if KIND not in opened.metadata:
         return {CONFIG: _json({**values, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None})}

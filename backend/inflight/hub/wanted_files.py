@@ -25,12 +25,14 @@ class Unfit(Exception):
 
 def decisive_files(names: Collection[str]) -> list[str]:
     """Of the files `names`. Raises Unfit."""
+    has_gguf = any(fnmatchcase(name, "*.gguf") for name in names)
+    instead = ", or name the path that hf download prints for one of its GGUF files" if has_gguf else ""
     if CONFIG not in names:
-        raise Unfit("it has no config.json, so it is not a checkpoint of transformers")
+        raise Unfit(f"it has no config.json, so it is not a checkpoint of transformers: choose another model{instead}")
     if INDEX not in names and WEIGHTS not in names:
         other = next((name for pattern in PICKLED for name in sorted(names) if fnmatchcase(name, pattern)), "")
         found = f", only {other}" if other else ""
-        raise Unfit(f"it has no safetensors weights{found}: choose a model that has {WEIGHTS} or {INDEX}")
+        raise Unfit(f"it has no safetensors weights{found}: choose a model that has {WEIGHTS} or {INDEX}{instead}")
     return [name for name in DECISIVE if name in names]
 
 

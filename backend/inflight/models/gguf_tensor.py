@@ -95,5 +95,6 @@ class GgufTensor:
 def _dequantize(rows: Bytes, kind: TensorType) -> NDArray[np.float32]:
     import gguf  # takes a while to import
 
-    found: NDArray[np.float32] = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind.name])
+    with np.errstate(all="ignore"):  # whoever takes the numbers looks at them
+        found: NDArray[np.float32] = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind.name])
     return found

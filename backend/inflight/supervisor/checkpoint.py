@@ -82,7 +82,8 @@ def _check_weights(folder: Path) -> None:
             (path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern)), None
         )
         found = f", only {other}" if other else ""
-        raise ConfigurationError(f"{folder} has no safetensors weights{found}: save the model as safetensors")
+        remedy = "name the GGUF file instead" if other and other.endswith(".gguf") else "save the model as safetensors"
+        raise ConfigurationError(f"{folder} has no safetensors weights{found}: {remedy}")
 
 
 def _json(path: Path, missing: str) -> dict[str, object]:

@@ -151,6 +151,11 @@ def test_parts_of_a_model_are_refused_with_the_remedy(file: Path) -> None:
     )
 
 
+def test_a_part_is_known_by_whatever_name(tmp_path: Path) -> None:
+    file = write_model(tmp_path, "llama", F32, lambda writer: writer.add_uint16("split.count", 3)).file
+    assert refusal(lambda: make_folder(file)).startswith(f"{file} is one of 3 parts of a model, which are not read")
+
+
 def test_ranks_that_others_start_are_told_a_folder(file: Path, tmp_path: Path) -> None:
     sentence = refusal(
         lambda: with_local_checkpoint({"gpt_model_path": "llama.gguf", "executor": "external"}, tmp_path)

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from compiled_network import needs_compiler
+from fake_cuda.context import fake_cuda
+from fake_cuda.device import CUDA
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf_files import BF16, CONFIGS, F16, F32, Q4_0, Q8_0, GgufModel, write_model
 from quantized_runs import load, run
@@ -162,6 +164,15 @@ def test_ranks_hold_the_whole_weight_between_them(model: GgufModel) -> None:
         for name, of_ranks in zip(names, parts, strict=True):
             assert torch.equal(torch.cat(of_ranks), dense[f"{name}.weight"])
         assert torch.equal(torch.cat([*map(values_of, down)], 1), dense[f"{LAYER}.mlp.down_proj.weight"])
+
+
+def test_a_gpu_multiplies_floats(model: GgufModel) -> None:
+    expected = load_file(model.dense.folder / "model.safetensors")[f"{LAYER}.mlp.down_proj.weight"]
+    with fake_cuda(), open_checkpoint(make_folder(model.file)) as checkpoint:
+        loader = WeightLoader(checkpoint, GgufFormat(), TensorParallelGroup(), torch.float32, CUDA)
+        inputs = loader.even_section("intermediate_size", 128)
+        weight = loader.by_inputs(SplitByInputs("mlp.down_proj"), f"{LAYER}.", 64, inputs).weight
+        assert isinstance(weight, DenseWeight) and weight.values_OI.shape == expected.shape
 
 
 def test_a_share_that_divides_a_group_is_dense(model: GgufModel, caplog: pytest.LogCaptureFixture) -> None:
