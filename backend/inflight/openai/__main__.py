@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
-from inflight.openai.serve import serve
+from inflight.garbage_pause import no_collections
 from inflight.openai_options import OpenAIOptions
 
 WRONG = 2
 
 
 def main(path: str) -> int:
+    with no_collections():
+        from inflight.openai.serve import serve
     try:
         serve(OpenAIOptions.read(Path(path)))
     except ConfigurationError as error:

@@ -22,6 +22,7 @@ from inflight.executor.rank.callbacks import FollowsOrders
 from inflight.executor.rank.leader.contexts import Contexts
 from inflight.executor.wire.context_state import layout_digest, read_secret
 from inflight.executor.wire.launch import Launch
+from inflight.garbage_pause import no_collections
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_library import AdapterLibrary
@@ -106,7 +107,8 @@ def load_model_runner(
 
     Its import, here and not above, takes seconds, which the launch and the join need not wait for.
     """
-    from inflight.runtime.model_runner import ModelRunner
+    with no_collections():
+        from inflight.runtime.model_runner import ModelRunner
 
     weights_place = None
     if launch is not None and launch.weights:
