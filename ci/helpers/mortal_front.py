@@ -27,6 +27,7 @@ class MortalLauncher:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self.owns_ranks = launcher.owns_ranks
+        self.starts_processes = launcher.starts_processes
         self.absent = launcher.absent
         self.num_deaths = 0
         """Launches to come that are killed while they load."""

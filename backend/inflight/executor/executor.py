@@ -45,7 +45,8 @@ KNOWN_TO_FRONTS = (
 
 
 class Executor(RemoteFront):
-    """An engine of one's own, ready to serve once it is constructed: its ranks are processes that end with it."""
+    """An engine of one's own, ready to serve once it is constructed, unless it `waits` for nothing: its ranks are
+    processes that end with it."""
 
     def __init__(
         self,
@@ -56,12 +57,14 @@ class Executor(RemoteFront):
         keep_trying: bool = True,
         keeps_statistics: bool = True,
         on_engine_death: Callable[[str], None] | None = None,
+        waits: bool = True,
     ) -> None:
         """Launch the ranks and wait until they have loaded the model.
 
         `model_path`: Hugging Face checkpoint folder, or the name of a model on the hub; None = what `config` names.
-        `name`: the engine's name, by which other fronts find it; "" if no other front uses it. For the other options
-        see RemoteFront. Raises ConfigurationError with the reason that the ranks gave.
+        `name`: the engine's name, by which other fronts find it; "" if no other front uses it. `waits`: if False, the
+        ranks only begin to load, and `start` waits for them. For the other options see RemoteFront. Raises
+        ConfigurationError with the reason that the ranks gave.
         """
         config = resolve_config(model_path, config)
         super().__init__(
@@ -71,7 +74,10 @@ class Executor(RemoteFront):
             keeps_statistics=keeps_statistics,
             on_engine_death=on_engine_death,
         )
-        self.start()
+        if waits:
+            self.start()
+        else:
+            self.begin()
 
 
 def attach_executor(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.openai.serve import serve
+from inflight.executor.front.remote import RemoteFront
+from inflight.garbage_pause import no_collections
+from inflight.openai.engine_front import open_front
 from inflight.openai_options import OpenAIOptions
 
 WRONG = 2
@@ -14,11 +17,26 @@ WRONG = 2
 
 def main(path: str) -> int:
     try:
-        serve(OpenAIOptions.read(Path(path)))
+        options = OpenAIOptions.read(Path(path))
+        front = _open(options)
+        with no_collections():  # beside ranks that load
+            from inflight.openai.serve import serve
+        serve(options, front)
     except ConfigurationError as error:
         print(f"inflight: {error}", file=sys.stderr, flush=True)
         return WRONG
     return 0
+
+
+def _open(options: OpenAIOptions) -> RemoteFront:
+    try:
+        return open_front(options)
+    except ConfigurationError:
+        from inflight.openai.serve import OpenAIServer
+
+        # Of files that the front and the tokenizer read, the latter says what is wrong.
+        OpenAIServer(options, EngineConfig.from_parameters(options.parameters))
+        raise
 
 
 if __name__ == "__main__":

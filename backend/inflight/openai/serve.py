@@ -9,34 +9,30 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
-import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from inflight.abandonment import end_when_abandoned
 from inflight.checkpoint_digest import system_fingerprint
 from inflight.checkpoint_files import CONFIG
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.executor.executor import Executor, attach_executor, find_engine_config
+from inflight.executor.executor import attach_executor, find_engine_config
 from inflight.executor.front.front import Front
 from inflight.executor.front.remote import RemoteFront
-from inflight.log_output import start_logging
 from inflight.openai.api_keys import ApiKeys
 from inflight.openai.app import App
 from inflight.openai.call_builder import CallBuilder
 from inflight.openai.chat_template import ChatTemplate, read_json
 from inflight.openai.dispatcher import Dispatcher
+from inflight.openai.engine_front import open_front, with_statistics
 from inflight.openai.engine_metrics import EngineMetrics
 from inflight.openai.guard import Guard
 from inflight.openai.http import bounded_http
@@ -56,9 +52,6 @@ logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75
-OTHER_FILES = 256
-"""That the process opens besides its connections."""
-
 SEND_BUFFER_BYTES = 128 * 1024
 """Of each connection, which the kernel doubles. It would take 4 MiB of text that a client does not read, and with
 hundreds of such clients the kernel's memory for all connections of the machine."""
@@ -75,63 +68,30 @@ streamed token's time went into looking for cycles among them. The older generat
 were open at an earlier collection: with 50 and 100 here, the process grew by 3 MB a minute at 20 requests a second."""
 
 
-def serve(options: OpenAIOptions, *, tells_absence: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. `tells_absence`: say so if the engine has to be waited for. Raises
-    ConfigurationError if something is missing or wrong, or if the engine is not found in time."""
-    start_logging("uvicorn.error")
-    end_when_abandoned()
-    # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    allow_connections(options.max_connections)
+def serve(options: OpenAIOptions, front: RemoteFront | None = None, *, tells_absence: bool = False) -> None:
+    """Serve until SIGTERM or SIGINT. `front`: from `open_front`; None = it is opened here. `tells_absence`: say so if
+    the engine has to be waited for. Raises ConfigurationError if something is missing or wrong, or if the engine is not
+    found in time."""
+    front = front or open_front(options)
     config = EngineConfig.from_parameters(options.parameters)
-    # Beside the engine's own front, whose log tells of its ranks, this one need not.
-    logging.getLogger("inflight").setLevel(config.log_level if options.launches_ranks else logging.WARNING)
-    server = OpenAIServer(options, config)
-    with listen(options.host, options.port) as listener:
-        if tells_absence:
-            tell_absence(options.engine, config.worker_start_timeout_ms / 1000)
-        # Statistics are for a front of their own, while somebody reads them.
-        quiet, watching = with_statistics(config, 0), with_statistics(config, WATCHED_ITERATIONS)
-        attach = partial(attach_executor, watching, options.engine)
-        with open_front(quiet, options) as front:
+    try:
+        server = OpenAIServer(options, config)
+        with listen(options.host, options.port) as listener:
+            if tells_absence:
+                tell_absence(options.engine, config.worker_start_timeout_ms / 1000)
+            front.start()
+            if options.launches_ranks:
+                logger.info("engine %s: %s", options.engine, front.description.summary(front.limits))
+            # Statistics are for a front of their own, while somebody reads them.
+            attach = partial(attach_executor, with_statistics(config, WATCHED_ITERATIONS), options.engine)
             loop = new_loop()
             calm_gc()
             try:
                 loop.run_until_complete(server.run(front, attach, listener, partial(announce, tools=server.tools_note)))
             finally:
                 loop.close()
-
-
-def open_front(config: EngineConfig, options: OpenAIOptions) -> RemoteFront:
-    """A front of the engine; it is waited for by `start`, if it is not this server's own. Raises ConfigurationError."""
-    if not options.launches_ranks:
-        return attach_executor(config, options.engine)
-    front = Executor(config=config, name=options.engine)
-    logger.info("engine %s: %s", options.engine, front.description.summary(front.limits))
-    return front
-
-
-def with_statistics(config: EngineConfig, num_iterations: int) -> EngineConfig:
-    """For a front that keeps those of so many iterations, and of the requests in them."""
-    return replace(
-        config,
-        iter_stats_max_iterations=num_iterations,
-        request_stats_max_iterations=num_iterations,
-        event_buffer_max_size=0,
-    )
-
-
-def allow_connections(count: int) -> None:
-    """Each of them takes one of this process's files. Raises ConfigurationError if it may not have so many."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + OTHER_FILES
-    if hard != resource.RLIM_INFINITY and needed > hard:
-        raise ConfigurationError(
-            f"max_connections {count} of the OpenAI server needs {needed} files, and this process may open {hard}: "
-            "raise its limit (ulimit -n) or lower max_connections"
-        )
-    if soft != resource.RLIM_INFINITY and needed > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    finally:
+        front.shutdown()
 
 
 def tell_absence(engine: str, seconds: float) -> None:

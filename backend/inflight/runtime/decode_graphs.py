@@ -16,13 +16,14 @@ see ResultCopies.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+
+from inflight.garbage_pause import no_collections
 
 Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
@@ -69,7 +70,7 @@ class CudaGraph:
     @contextmanager
     def recording(self) -> Iterator[None]:
         torch.cuda.synchronize()
-        with _no_collections():
+        with no_collections():  # garbage may hold another graph, which CUDA does not destroy while it records
             # Other threads may use the GPU meanwhile: those of NCCL ask about events.
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -82,18 +83,6 @@ class CudaGraph:
 
     def replay(self) -> None:
         self._graph.replay()
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """Meanwhile no garbage is collected: it may hold another graph, which CUDA does not destroy while it records."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class GraphSet(Generic[Key, Result]):

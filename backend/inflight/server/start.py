@@ -54,12 +54,15 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
         folder = Path(args["model_repository"], args["model_version"])
         config = EngineConfig.from_parameters(with_local_checkpoint(parameters, folder), folder)
     logging.getLogger("inflight").setLevel(config.log_level)
-    tokenizer = Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
     dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect
     deaths: list[str] = []
     # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
     front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0, event_buffer_max_size=0)
-    executor = _launch(config, name, deaths) if attached is None else attached.attach(front_config, deaths)
+    if attached is None:
+        executor, tokenizer = _launch(config, name, deaths)
+    else:
+        tokenizer = _load_tokenizer(config)
+        executor = attached.attach(front_config, deaths)
     dialect = dialect.offering({output["name"] for output in model_config["output"]})
     is_unary = not model_config.get("model_transaction_policy", {}).get("decoupled", False)
     server: BackendServer | ProcessingServer
@@ -94,12 +97,32 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
     return server
 
 
-def _launch(config: EngineConfig, name: str, deaths: list[str]) -> Front:
-    """The engine of a model's own, under the model's name."""
+def _load_tokenizer(config: EngineConfig) -> Tokenizer:
+    return Tokenizer.load(config.tokenizer_dir, config.gpt_model_path)
+
+
+def _launch(config: EngineConfig, name: str, deaths: list[str]) -> tuple[Front, Tokenizer]:
+    """The engine of a model's own, under the model's name. Its tokenizer is read while the ranks load."""
     from inflight.executor.executor import Executor
 
     # With a supervisor a failed relaunch unloads the model, which is then loaded again as a whole; without one the
     # executor keeps relaunching its ranks.
-    return Executor(
-        config=config, name=name, keep_trying=not is_supervised(), keeps_statistics=False, on_engine_death=deaths.append
-    )
+    try:
+        executor = Executor(
+            config=config,
+            name=name,
+            keep_trying=not is_supervised(),
+            keeps_statistics=False,
+            on_engine_death=deaths.append,
+            waits=False,
+        )
+    except ConfigurationError:
+        _load_tokenizer(config)  # says what is wrong with files that both read
+        raise
+    try:
+        tokenizer = _load_tokenizer(config)
+        executor.start()
+    except BaseException:
+        executor.shutdown()
+        raise
+    return executor, tokenizer

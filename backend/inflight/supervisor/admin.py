@@ -13,7 +13,7 @@ CHANNEL_OPTIONS = (
     # Connect soon after a starting server has opened its port: gRPC's own backoff grows to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 100),
     # Not through an HTTP proxy that the environment may name for external hosts.
     ("grpc.enable_http_proxy", 0),
 )

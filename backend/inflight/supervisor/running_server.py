@@ -28,7 +28,6 @@ class RunningServer:
 
     def __init__(self, plan: Plan, log: ServerLog, tell: Callable[[str], None], *, is_adopted: bool = False) -> None:
         self._plan, self._tell = plan, tell
-        self.admin = Admin(plan.endpoints.grpc, plan.api_key.grpc_headers)
         if is_adopted:
             self.process = Tritonserver.adopt(plan.run_directory)
             log.follow(self.process.output)
@@ -37,6 +36,7 @@ class RunningServer:
                 note.unlink()
             self.process = Tritonserver.start(plan.record.command, plan.environment, plan.run_directory)
             log.follow(self.process.output, self._hide_key)
+        self.admin = Admin(plan.endpoints.grpc, plan.api_key.grpc_headers)  # imports gRPC, while the server starts
         self._signs = StubSigns(plan.run_directory / SIGNS)
         self._health = Health(self.admin, plan.endpoints.http)
         attached = plan.repository.attached

@@ -37,6 +37,9 @@ from inflight.supervisor.tritonserver import ended
 TICK = 0.5
 """Seconds between two checks of the processes, so the delay until a killed stub is noticed. Costs 0.3 % of a core."""
 
+START_TICK = 0.05
+"""The same while a server starts, whose readiness is to be told at once."""
+
 IDLE_GRACE = 1.0
 """Seconds that the engine must be idle before it counts as drained: metrics and last responses lag behind."""
 
@@ -113,7 +116,7 @@ class Supervisor:
                 with contextlib.suppress(OSError):  # on a full disk: then nobody adopts it
                     self._serving.touch()
                 return True
-            if self._signals.wait(0.1):
+            if self._signals.wait(START_TICK):
                 return False
         waited = f"{self._plan.name} was not ready within {timeout:.0f} s"
         raise ConfigurationError(f"{waited}: raise --ready-timeout, or see its log with --verbose")

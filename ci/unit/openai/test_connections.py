@@ -25,8 +25,9 @@ from openai_server import (
 )
 
 from inflight.errors import ConfigurationError
+from inflight.openai.engine_front import allow_connections
 from inflight.openai.http import MAX_PIPELINED, address_of
-from inflight.openai.serve import SEND_BUFFER_BYTES, UNREAD_MS, allow_connections, listen
+from inflight.openai.serve import SEND_BUFFER_BYTES, UNREAD_MS, listen
 
 ENOUGH = 30
 
@@ -196,8 +197,8 @@ def connect_and_ask(connect: Callable[[], socket.socket]) -> bool:
 
 def test_a_process_that_may_not_open_so_many_files_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [(1024, 4096)]
-    monkeypatch.setattr("inflight.openai.serve.resource.getrlimit", lambda which: limits[-1])
-    monkeypatch.setattr("inflight.openai.serve.resource.setrlimit", lambda which, new: limits.append(new))
+    monkeypatch.setattr("inflight.openai.engine_front.resource.getrlimit", lambda which: limits[-1])
+    monkeypatch.setattr("inflight.openai.engine_front.resource.setrlimit", lambda which, new: limits.append(new))
     allow_connections(500)
     assert limits == [(1024, 4096)]
     allow_connections(2048)

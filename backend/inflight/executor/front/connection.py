@@ -94,6 +94,8 @@ class Connection:
         """The front id that the present leader was told."""
         self._has_served = False
         """Whether the ranks of the present launch do, or did before they were lost."""
+        self._has_opened = threading.Event()
+        """The first launch has been opened, or could not be."""
         self._closing = threading.Event()
         self._relaunch_asked = threading.Event()
         self._replacement_asked = threading.Event()
@@ -104,6 +106,10 @@ class Connection:
 
     def start(self) -> None:
         self._thread.start()
+
+    def wait_until_open(self) -> None:
+        """Until the processes of the first launch run, or it is known that they cannot be started."""
+        self._has_opened.wait()
 
     def close(self) -> None:
         """Begin to leave the ranks, or to end those that belong to this front."""
@@ -206,6 +212,8 @@ class Connection:
         except (OSError, ConfigurationError) as error:
             is_misconfigured = isinstance(error, ConfigurationError)
             return LaunchEnd(reason=f"the engine's ranks cannot be started: {error}", is_misconfigured=is_misconfigured)
+        finally:
+            self._has_opened.set()
         if launch is None:
             return LaunchEnd(reason=self._launcher.absent)
         watch = Watch(self._config)
@@ -260,7 +268,9 @@ class Connection:
 
     def _leave(self, launch: RunningLaunch, link: EngineLink) -> None:
         self._front._replica_lost(EngineState.CLOSED, SHUT_DOWN)
-        self._end_ranks(launch, link)
+        if self._has_served or not self._launcher.starts_processes:
+            self._end_ranks(launch, link)
+        # Others load, and would hear nothing before they have: they are killed.
 
     def _end_ranks(self, launch: RunningLaunch, link: EngineLink) -> None:
         """Those of this front; the others it only leaves."""

@@ -39,7 +39,9 @@ class RemoteFront(Front):
         defaults = GenerationDefaults.load(config)
         super().__init__(config, defaults, num_replicas=len(launchers), keeps_statistics=keeps_statistics)
         self._config = config
+        self._launchers = launchers
         self._owns_ranks = launchers[0].owns_ranks
+        self._has_begun = False
         self._start_errors: dict[int, str] = {}
         """By replica: why it has not been found, or has not been started."""
         self._connections = [
@@ -49,11 +51,25 @@ class RemoteFront(Front):
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """An engine of one's own serves once all its replicas do, somebody else's once one does."""
+    def begin(self) -> None:
+        """Start the processes of ranks, if that is what the launchers do, and return while they load: what `start`
+        would do, or `shutdown` after an error, need not wait for what else there is to do. Call `start` then: as a
+        context manager a front does not tell of ranks that have failed meanwhile."""
+        if all(launcher.starts_processes for launcher in self._launchers):
+            self._begin()
+            for connection in self._connections:
+                connection.wait_until_open()
+
+    def _begin(self) -> None:
+        self._has_begun = True
         atexit.register(self.shutdown)
         for connection in self._connections:
             connection.start()
+
+    def start(self) -> None:
+        """An engine of one's own serves once all its replicas do, somebody else's once one does."""
+        if not self._has_begun:
+            self._begin()
         with self._changed:
             self._changed.wait_for(self._has_started)
             error = self._start_error()

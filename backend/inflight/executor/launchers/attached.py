@@ -22,6 +22,7 @@ class AttachedLauncher:
     """Implements wire.launcher.Launcher."""
 
     owns_ranks = False
+    starts_processes = False
     num_spares = 0
 
     def __init__(self, address: EngineAddress) -> None:

@@ -32,6 +32,7 @@ class ExternalLauncher:
     """Implements wire.launcher.Launcher."""
 
     owns_ranks = False
+    starts_processes = False
     num_spares = 0
 
     def __init__(self, config: EngineConfig, name: str, address: EngineAddress | None = None) -> None:

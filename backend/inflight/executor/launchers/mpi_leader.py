@@ -38,6 +38,7 @@ class MpiLeader:
     """Implements wire.launcher.Launcher."""
 
     owns_ranks = True
+    starts_processes = False
     num_spares = 0
     absent = "the MPI job's ranks did not take the launch"
 

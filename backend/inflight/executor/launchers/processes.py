@@ -37,6 +37,7 @@ class ProcessLauncher:
     """Implements wire.launcher.Launcher."""
 
     owns_ranks = True
+    starts_processes = True
     num_spares = 0
     absent = "the engine's ranks were not started"
 

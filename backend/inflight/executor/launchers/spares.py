@@ -41,6 +41,7 @@ class SpareLauncher:
         self._config = config
         self._make = make
         self._serving = make()
+        self.starts_processes = self._serving.starts_processes
         self.absent = self._serving.absent
         self._spares: list[Spare] = []
         self._backoff = Backoff()

@@ -53,6 +53,9 @@ class Launcher(Protocol):
     owns_ranks: bool
     """True if the ranks belong to this front: it ends them when it shuts down and relaunches them when they die."""
 
+    starts_processes: bool
+    """True if each launch is processes of its own, whose end harms nothing else also while they load."""
+
     absent: str
     """Error message for the case that `open` returns None."""
 

@@ -90,6 +90,20 @@ def test_the_ranks_own_sentence_says_why_they_did_not_start(launcher: Launcher) 
         launcher("fail").start()
 
 
+def test_ranks_that_have_only_begun_are_waited_for_later(launcher: Launcher) -> None:
+    executor = launcher()
+    executor.begin()
+    assert len(executor.engine_pids()) == 1
+    executor.start()
+    submit(executor, Order.ANSWER)
+    assert len(fetch(executor, 2)) == 2 and len(executor.engine_pids()) == 1
+    executor = launcher("fail")
+    executor.begin()
+    executor._connections[0].join()  # they have failed before anybody waits for them
+    with pytest.raises(ConfigurationError, match=FAILURE):
+        executor.start()
+
+
 def test_ranks_that_end_without_a_word_are_told_with_their_exit_code(launcher: Launcher) -> None:
     with pytest.raises(ConfigurationError, match="code 3"):
         launcher("exit").start()

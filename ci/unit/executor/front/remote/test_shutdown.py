@@ -55,6 +55,17 @@ def test_ranks_that_do_not_hear_the_shutdown_are_killed(
     assert launched(tmp_path) == []
 
 
+def test_ranks_that_load_are_not_waited_for(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "SHUTDOWN_SECONDS", 3600.0)
+    executor = launcher("never ready")
+    executor.begin()
+    assert len(executor.engine_pids()) == 1
+    executor.shutdown()
+    assert launched(tmp_path) == []
+
+
 def test_shutdown_ends_a_start(launcher: Launcher, tmp_path: Path) -> None:
     executor = launcher("never ready")
     outcome: list[Exception] = []
