@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inflight_kernels.cpu.recording import CacheTensors, Columns, Constant
+from inflight_kernels.cpu.recording import CacheTensors, Columns, Constant, Grouping, Weight
+from inflight_kernels.matmul.coded_weight import CodedWeight
 
 STEP = 32
 """Products read inputs in multiples of it."""
@@ -86,6 +87,24 @@ class RecordedValues:
             raise Unsupported(f"{what} is not contiguous")
         self._held.append(tensor)
         return Constant.of(tensor)
+
+    def weight(self, weight: Tensor | CodedWeight, what: str, shape: Sequence[int], *, gated: bool = False) -> Weight:
+        """The matrix of a product, or those of experts. `shape`: (…, outputs, inputs), as it must be."""
+        if isinstance(weight, Tensor):
+            return Weight(self.constant(weight, what, shape), shape[-1], gated=gated)
+        if weight.shape != tuple(shape) or weight.group_size % STEP:
+            raise Unsupported(f"{what} has no codes of shape {tuple(shape)} in groups of a multiple of {STEP}")
+
+        def constant(tensor: Tensor, of_what: str) -> Constant:
+            return self.constant(tensor, f"{of_what} of {what}", tensor.shape, tensor.dtype)
+
+        grouping = Grouping(
+            code=weight.code,
+            scales=constant(weight.scales, "the scales"),
+            zeros=None if weight.zeros is None else constant(weight.zeros, "the zeros"),
+            group_size=weight.group_size,
+        )
+        return Weight(constant(weight.codes, "the codes"), shape[-1], grouping, gated)
 
     def optional(self, tensor: Tensor | None, what: str, shape: Sequence[int]) -> Constant | None:
         return None if tensor is None else self.constant(tensor, what, shape)

@@ -41,9 +41,7 @@ from inflight_kernels.cpu.recording import (
     Bias,
     CacheTensors,
     Columns,
-    Constant,
     Field,
-    Grouping,
     Recorded,
     Recording,
     Weight,
@@ -139,12 +137,12 @@ class Recorder:
         return read
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
-        return self._linear(x, weight.shape[0], self._weight(weight, "a weight", weight.shape), bias)
+        return self._linear(x, weight.shape[0], self._values.weight(weight, "a weight", weight.shape), bias)
 
     def coded_linear(
         self, x: Tensor, weight: CodedWeight, bias: Tensor | None = None, deterministic: bool = False
     ) -> Tensor:
-        return self._linear(x, weight.shape[0], self._weight(weight, "a weight", weight.shape), bias)
+        return self._linear(x, weight.shape[0], self._values.weight(weight, "a weight", weight.shape), bias)
 
     def _linear(self, x: Tensor, num_outputs: int, weight: Weight, bias: Tensor | None) -> Tensor:
         source = self._values.read(x, "the input of a linear layer")
@@ -160,24 +158,6 @@ class Recorder:
             num_outputs=num_outputs,
         )
         return out
-
-    def _weight(self, weight: Tensor | CodedWeight, what: str, shape: Sequence[int], *, gated: bool = False) -> Weight:
-        """`shape`: (…, outputs, inputs), as it must be."""
-        if isinstance(weight, Tensor):
-            return Weight(self._values.constant(weight, what, shape), shape[-1], gated=gated)
-        if weight.shape != tuple(shape) or weight.group_size % STEP:
-            raise Unsupported(f"{what} has no codes of shape {tuple(shape)} in groups of a multiple of {STEP}")
-
-        def constant(tensor: Tensor, of_what: str) -> Constant:
-            return self._values.constant(tensor, f"{of_what} of {what}", tensor.shape, tensor.dtype)
-
-        grouping = Grouping(
-            code=weight.code,
-            scales=constant(weight.scales, "the scales"),
-            zeros=None if weight.zeros is None else constant(weight.zeros, "the zeros"),
-            group_size=weight.group_size,
-        )
-        return Weight(constant(weight.codes, "the codes"), shape[-1], grouping, gated)
 
     def lora_add(
         self,
@@ -256,8 +236,8 @@ class Recorder:
             x=source,
             logits=logits,
             out=written,
-            gate_up=self._weight(w_gate_up, "gate and up of experts", shape, gated=True),
-            down=replace(self._weight(w_down, "down of experts", w_down.shape), num_inputs=inner_width),
+            gate_up=self._values.weight(w_gate_up, "gate and up of experts", shape, gated=True),
+            down=replace(self._values.weight(w_down, "down of experts", w_down.shape), num_inputs=inner_width),
             num_experts=num_experts,
             num_chosen=experts.shape[1],
             renormalizes=int(renormalizes),
