@@ -19,6 +19,8 @@ from tiny_checkpoints import SIZES, TinyCheckpoint, write_checkpoint
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, Qwen2Config, Qwen3MoeConfig
 
+from inflight_kernels.matmul.coded_weight import NF4_NUMBERS
+
 GROUP_SIZE = 32
 SHAPE: dict[str, Any] = {**SIZES, "hidden_size": 128, "intermediate_size": 192}
 CONFIG: PreTrainedConfig = Qwen2Config(**SHAPE)
@@ -114,7 +116,7 @@ def _scales(weight: Tensor, args: Any) -> dict[str, Tensor]:
     return {"weight_scale": scale, "weight_zero_point": (-half - low / scale).round().to(torch.int8)}
 
 
-# -- GPTQ and blocks of fp8, after their definitions -------------------------------------------------------------------
+# -- GPTQ, blocks of fp8 and NF4, after their definitions --------------------------------------------------------------
 
 
 def _gptq(bits: int, group_size: int, version: str = "gptq", *, reordered: bool = False) -> Kind:
@@ -170,6 +172,22 @@ def _fp8_blocks(weight: Tensor, generator: torch.Generator) -> Stored:
     return {"weight": values, "weight_scale_inv": scales}, meant
 
 
+def _nf4(weight: Tensor, generator: torch.Generator) -> Stored:
+    """As bitsandbytes stores it, with scales of float32."""
+    levels = torch.tensor(NF4_NUMBERS)
+    scales = weight.reshape(-1, 64).abs().amax(1)
+    codes = ((weight.reshape(-1, 64) / scales[:, None])[..., None] - levels).abs().argmin(-1)
+    state = {"quant_type": "nf4", "blocksize": 64, "dtype": "float32", "shape": list(weight.shape)}
+    pairs = codes.flatten().to(torch.uint8).view(-1, 2)
+    stored = {
+        "weight": (pairs[:, 0] << 4 | pairs[:, 1])[:, None],
+        "weight.absmax": scales,
+        "weight.quant_map": levels,
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }
+    return stored, (levels[codes] * scales[:, None]).view(weight.shape)
+
+
 def _of_package(rounding: float, stored: str, inputs: dict[str, Any] | None = None, **weights: Any) -> Kind:
     quantization = _scheme(stored, inputs, **weights)
     return Kind(quantization, _compressed(deepcopy(quantization)), rounding)
@@ -203,5 +221,6 @@ KINDS: dict[str, Kind] = {
     "fp8-official": Kind(
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, _fp8_blocks, 0.07
     ),
+    "nf4": Kind({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, _nf4, 0.2),
     "mxfp4": _of_package(0.3, "mxfp4-pack-quantized", type="float", num_bits=4, strategy="group", group_size=32),
 }

@@ -143,6 +143,17 @@ class Checkpoint:
             )
         return scales
 
+    def read_bytes(self, name: str) -> bytes:
+        """All of tensor `name`, uint8 of one dimension: a text that others are described with."""
+        if name not in self:
+            raise self._missing(name)
+        part = self._open_slice(name, ("U8",))
+        self._read.add(name)
+        try:
+            return bytes(part[:].flatten().tolist())
+        except SafetensorError as error:
+            raise self._broken(self._file_of[name], error) from None
+
     def dtype_of(self, name: str) -> str:
         """As safetensors names it. Raises if there is no tensor `name`."""
         if name not in self:

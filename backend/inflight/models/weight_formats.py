@@ -9,6 +9,7 @@ from typing import Any
 from inflight.errors import ConfigurationError
 from inflight.models.compressed_tensors import Fp8Blocks, Fp8Scheme, Mxfp4Scheme, Scheme, read_scheme
 from inflight.models.formats.awq import choose_awq
+from inflight.models.formats.bitsandbytes import choose_bitsandbytes
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import WeightFormat
 from inflight.models.formats.fp8 import Fp8BlockFormat, Fp8Format, choose_fp8
@@ -35,6 +36,8 @@ def choose_weight_format(path: Path, quantization: Mapping[str, Any]) -> WeightF
             return _of_scheme(read_scheme(path, quantization))
         case "awq":
             return choose_awq(path, quantization)
+        case "bitsandbytes":
+            return choose_bitsandbytes(path, quantization)
         case "gguf":
             return GgufFormat()
         case "gptq":
@@ -50,8 +53,8 @@ def choose_weight_format(path: Path, quantization: Mapping[str, Any]) -> WeightF
         method = f"modelopt, quant_algo {algorithm}, kv_cache_quant_algo {cache}"
     raise ConfigurationError(
         f"{path}: quantized checkpoints ({method}) are not supported; use the float16, bfloat16 or float32 one, or one "
-        "that awq or gptq quantized to 4 bits, or llm-compressor's schemes W4A16, W8A16, W8A8, FP8_DYNAMIC, FP8_BLOCK "
-        "and FP8, AutoFP8 or ModelOpt to fp8"
+        "that awq or gptq quantized to 4 bits, or bitsandbytes to nf4, or llm-compressor's schemes W4A16, W8A16, W8A8, "
+        "FP8_DYNAMIC, FP8_BLOCK and FP8, AutoFP8 or ModelOpt to fp8"
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from coded_checkpoints import CONFIG, EXPERTS, KINDS, write_coded_checkpoint
 from compiled_network import needs_compiler
 from quantized_runs import change_tensors, distance, load, refusal, run
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_prompt, write_checkpoint
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
@@ -26,6 +26,7 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import CompiledNetwork
 from inflight.models.config import ModelConfig
 from inflight.models.family import SplitByInputs, SplitByOutputs
+from inflight.models.formats.bitsandbytes import STATE, Nf4Format
 from inflight.models.formats.format import Block, Target
 from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.weights import WeightLoader
@@ -33,10 +34,11 @@ from inflight_kernels import Code
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SAME = 1e-4
 """Bound of log probabilities against the network with dequantised weights, all in float32."""
 PROMPTS = [make_prompt(length) for length in (1, 8, 21)]
-CANNOT_BE_HALVED = frozenset({"fp8-blocks", "fp8-official", "int4-zeros", "gptq-4-v2"})
+CANNOT_BE_HALVED = frozenset({"fp8-blocks", "fp8-official", "int4-zeros", "gptq-4-v2", "nf4"})
 """Their groups are of 64 or 128 inputs."""
 IN_CPP = {"cpu_compile": "true", "dtype": "float32"}
 QUANTIZES_ACTIVATIONS = frozenset({"fp8"})
@@ -75,6 +77,22 @@ def test_sixteen_bits_are_as_near_as_they_can_be(kind: str, dtype: str, tmp_path
         for each in (checkpoint.folder, checkpoint.folder.parent / "dense")
     )
     assert coded < 2 * plain
+
+
+@pytest.mark.parametrize("kind", ["plain", "nested"])
+def test_nf4_is_what_bitsandbytes_dequantises(kind: str, tmp_path: Path) -> None:
+    """The golden file has what bitsandbytes 0.50.2 made of 48 by 128 random numbers, with scales in float32, and with
+    quantised ones."""
+    stored = load_file(GOLDEN / "nf4.safetensors")
+    layer = {name.removeprefix(f"{kind}."): tensor for name, tensor in stored.items() if name.startswith(f"{kind}.")}
+    save_file({f"layer.{name}": tensor for name, tensor in layer.items()}, tmp_path / "model.safetensors")
+    target = Target(dtype=torch.float32, device=torch.device("cpu"), empty=empty, keeps_codes=True)
+    with Checkpoint(tmp_path) as checkpoint:
+        for outputs, inputs in ((range(48), range(128)), (range(9, 30), range(64, 128))):
+            block = Block(name="layer", num_outputs=48, num_inputs=128, outputs=outputs, inputs=inputs)
+            found = dequantized(Nf4Format().read(checkpoint, [block], target))
+            expected = layer["dequantized"][outputs.start : outputs.stop, inputs.start : inputs.stop]
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
 
 
 @needs_compiler
@@ -229,6 +247,11 @@ LAYER = "model.layers.1.mlp.down_proj"
         ("gptq-4", {"g_idx": torch.zeros(192).int()}, f"tensor {LAYER}.g_idx has groups of inputs that are not"),
         ("gptq-4-reordered", {"g_idx": torch.full((192,), 9).int()}, f"{LAYER}.g_idx names groups that are not there"),
         ("fp8-official", {"weight_scale_inv": torch.zeros(1, 2)}, f"tensor {LAYER}.weight_scale_inv holds 0"),
+        ("nf4", {"weight.absmax": torch.ones(9)}, "has shape [9], config.json asks for [384]"),
+        ("nf4", {"weight.quant_map": torch.ones(16)}, "weight.quant_map has other levels than NF4"),
+        ("nf4", {f"weight.{STATE}": torch.tensor(list(b"[]"), dtype=torch.uint8)}, "nf4 holds no JSON object"),
+        ("nf4", {f"weight.{STATE}": torch.tensor(list(b"{}"), dtype=torch.uint8)}, 'must be "nf4", got null'),
+        ("mxfp4", {"weight_scale": torch.full((128, 6), 255, dtype=torch.uint8)}, "holds a scale that is NaN"),
         ("mxfp4", {"weight_scale": torch.ones(128, 6)}, "is F32; only U8 weights are supported"),
     ],
 )
@@ -248,6 +271,8 @@ def test_damaged_layers(kind: str, changes: dict[str, Any], words: str, tmp_path
         ("int4", ("group_size",), 16, "weights.group_size must be a multiple of 32, got 16"),
         ("int4", ("actorder",), "group", 'weights.actorder must be null or "static" or "weight", got "group"'),
         ("fp8-blocks", ("block_structure",), None, "block_structure must be two numbers"),
+        ("nf4", ("bnb_4bit_quant_type",), "fp4", 'not 4 bits and "fp4"'),
+        ("nf4", ("load_in_4bit",), False, 'not 8 bits and "nf4"'),
     ],
 )
 def test_other_schemes(kind: str, place: tuple[str, ...], value: Any, words: str, tmp_path: Path) -> None:

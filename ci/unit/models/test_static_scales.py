@@ -276,13 +276,14 @@ def _describe(folder: Path, written: dict[str, Any] | None, beside: dict[str, An
             {**MODELOPT, "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
             "quantized checkpoints (modelopt, quant_algo FP8_PER_CHANNEL_PER_TOKEN, kv_cache_quant_algo None) are not "
             "supported; use the float16, bfloat16 or float32 one, or one that awq or gptq quantized to 4 bits, or "
-            "llm-compressor's schemes W4A16, W8A16, W8A8, FP8_DYNAMIC, FP8_BLOCK and FP8, AutoFP8 or ModelOpt to fp8",
+            "bitsandbytes to nf4, or llm-compressor's schemes W4A16, W8A16, W8A8, FP8_DYNAMIC, FP8_BLOCK and FP8, "
+            "AutoFP8 or ModelOpt to fp8",
         ),
         (
             {**MODELOPT, "kv_cache_scheme": "NVFP4"},
             "quantized checkpoints (modelopt, quant_algo FP8, kv_cache_quant_algo NVFP4) are not supported; use the "
-            "float16, bfloat16 or float32 one, or one that awq or gptq quantized to 4 bits, or llm-compressor's "
-            "schemes W4A16, W8A16, W8A8, FP8_DYNAMIC, FP8_BLOCK and FP8, AutoFP8 or ModelOpt to fp8",
+            "float16, bfloat16 or float32 one, or one that awq or gptq quantized to 4 bits, or bitsandbytes to nf4, or "
+            "llm-compressor's schemes W4A16, W8A16, W8A8, FP8_DYNAMIC, FP8_BLOCK and FP8, AutoFP8 or ModelOpt to fp8",
         ),
     ],
     ids=["blocks", "static blocks", "activation_scheme", "kv_cache_scheme", "quant_algo", "kv_cache_quant_algo"],

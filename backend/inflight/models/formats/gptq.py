@@ -21,7 +21,7 @@ from inflight_kernels import Code
 
 logger = logging.getLogger(__name__)
 
-SCALE_DTYPES = ("F16", "BF16", "F32")
+SCALE_DTYPES = ("F16", "BF16")
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """What zero points are stored less."""
 

@@ -16,6 +16,8 @@ from inflight_kernels import Code
 
 BYTE_DTYPES = ("I8",)
 ZERO_DTYPES = ("I32", "I8")
+NO_NUMBER = 255
+"""As an exponent of E8M0."""
 OUTPUTS_OF_ZEROS = 8
 """Of a word of zeros of 4 bits."""
 
@@ -194,5 +196,7 @@ class Mxfp4Format(CodedFormat):
             )
 
         halves, exponents = read("weight_packed", 2), read("weight_scale", 32)
+        if exponents.numel() and int(exponents.max()) == NO_NUMBER:
+            raise ConfigurationError(f"{checkpoint.folder}: tensor {block.name}.weight_scale holds a scale that is NaN")
         codes = torch.stack([halves & 15, halves >> 4], -1).flatten(1)
         return Part(codes, torch.exp2(exponents.float() - 127).to(torch.bfloat16))
