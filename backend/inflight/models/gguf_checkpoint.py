@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from inflight.checkpoint_files import GGUF
@@ -20,6 +19,7 @@ from inflight.gguf.tensors import NamedTensor, named_tensors
 from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
 from inflight.models.gguf_tensor import GgufTensor
 from inflight.models.usable_values import why_unusable
+from inflight_kernels.matmul.coded_weight import CodedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -68,17 +68,20 @@ class GgufCheckpoint(Checkpoint):
         found: GgufTensor = self._slice(name, shape, FLOAT_DTYPES)
         return found
 
-    def copy_codes(self, codes: Tensor, scales: Tensor, name: str, rows: range, columns: range) -> None:
-        """Copy these rows and columns of the matrix `name`, which has codes, as a CodedWeight has them. Into tensors on
-        meta nothing is read."""
-        if codes.is_meta or not self.is_read:
+    def copy_codes(self, target: CodedWeight, name: str, rows: range, columns: range) -> None:
+        """Copy these rows and columns of the matrix `name`, which has such codes. Into tensors on meta nothing is
+        read."""
+        if target.codes.is_meta or not self.is_read:
             return
-        found_codes, found_scales = self._tensor(name).codes(rows, columns)
-        if reason := why_unusable(found_scales, torch.float16):
-            raise ConfigurationError(f"{self.folder / GGUF}: tensor {name} has a scale that {reason}")
-        codes.copy_(found_codes)
-        scales.copy_(found_scales)
-        self._note(found_codes.nbytes + found_scales.nbytes)
+        codes, scales, zeros = self._tensor(name).codes(rows, columns)
+        for shared in (scales, *([] if zeros is None else [zeros])):
+            if reason := why_unusable(shared, shared.dtype):
+                raise ConfigurationError(f"{self.folder / GGUF}: tensor {name} has a scale that {reason}")
+        target.codes.copy_(codes)
+        target.scales.copy_(scales)
+        if target.zeros is not None and zeros is not None:
+            target.zeros.copy_(zeros)
+        self._note(codes.nbytes + scales.nbytes)
 
     def note_dense(self, name: str) -> None:
         """The quantised matrix `name` of a product is kept as floats, which the log tells in the end."""

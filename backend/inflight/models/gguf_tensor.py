@@ -16,18 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from inflight.gguf.file import GgufFile
-from inflight.gguf.tensor_types import BF16, F16, F32, Q4_0, Q8_0, TensorType
+from inflight.gguf.tensor_types import BF16, F16, F32, TensorType
 from inflight.gguf.tensors import NamedTensor
-from inflight_kernels.matmul.coded_weight import Code, join_halves
+from inflight.models.ggml_codes import CODES, GROUP_SIZE, Bytes
+from inflight_kernels.matmul.coded_weight import join_halves
 
 FLOATS = {F32: torch.float32, F16: torch.float16, BF16: torch.bfloat16}
-CODES = {Q8_0: Code.INT8, Q4_0: Code.INT4}
-"""Types whose numbers are a scale times a code, for each group of columns."""
-GROUP_SIZE = 32
-SCALE_BYTES = 2
-"""A float16 before the codes of a group."""
-
-Bytes = NDArray[np.uint8]
 
 
 class GgufTensor:
@@ -61,18 +55,20 @@ class GgufTensor:
         inner: tuple[Any, ...] = (slice(None), *columns)
         return self._values(self._take(rows)).view(-1, *self._shape[1:])[inner]
 
-    def codes(self, rows: range, columns: range) -> tuple[Tensor, Tensor]:
-        """Of a matrix whose type is one of CODES: codes as a CodedWeight has them, and scales (O, G) float16.
-        `columns`: whole groups."""
-        blocks = self._take(slice(rows.start, rows.stop)).reshape(len(rows), -1, self.type.block_bytes)
-        groups = blocks[:, columns.start // GROUP_SIZE : columns.stop // GROUP_SIZE]
-        scales = torch.from_numpy(groups[..., :SCALE_BYTES].copy().view(np.float16)[..., 0])
-        codes_OGB = torch.from_numpy(groups[..., SCALE_BYTES:].copy())
-        if self.type is Q8_0:
-            return codes_OGB.flatten(1), scales
-        # The first sixteen columns of a group are in the lower halves of its bytes. 8 more than the number.
-        by_column = torch.cat([codes_OGB & 15, codes_OGB >> 4], -1) ^ 8
-        return join_halves(by_column.flatten(1)), scales
+    def codes(self, rows: range, columns: range) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of a matrix whose type is one of CODES: codes as a CodedWeight has them, scales (O, G), and zeros (O, G), if
+        the type has them. `columns`: whole groups."""
+        coded, groups = CODES[self.type], slice(columns.start // GROUP_SIZE, columns.stop // GROUP_SIZE)
+        taken = self._take(slice(rows.start, rows.stop))
+        decoded = coded.decode(taken.reshape(-1, self.type.block_bytes))
+
+        def of_rows(values: NDArray[Any], part: slice) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values.reshape(len(rows), -1)[:, part]))
+
+        codes = of_rows(decoded.codes, slice(columns.start, columns.stop))
+        scales = of_rows(decoded.scales, groups).to(coded.scale_dtype)
+        zeros = None if decoded.zeros is None else of_rows(decoded.zeros, groups)
+        return codes if coded.code.bits == 8 else join_halves(codes), scales, zeros
 
     def _take(self, rows: slice) -> Bytes:
         """The bytes of these rows, in the order of transformers."""

@@ -24,16 +24,21 @@ COUNTS = (*range(1, 8), 16, 17, 33, 70)
 PRECISION = {torch.float32: 2**-18, torch.float16: 2**-10, torch.bfloat16: 2**-8}
 """Of a rounded sum of products."""
 GROUPS = [
-    pytest.param(1088, 32, torch.float16, False, id="small groups"),
-    pytest.param(1024, 128, torch.float32, True, id="zeros"),
-    pytest.param(1000, 1024, torch.bfloat16, False, id="one group, no whole step"),
-    pytest.param(3 * MAX_GROUP_SIZE, 2 * MAX_GROUP_SIZE, torch.float32, False, id="large groups"),
-    pytest.param(320, 128, torch.float16, False, id="a short last group"),
+    pytest.param(1088, 32, torch.float16, None, id="small groups"),
+    pytest.param(1024, 128, torch.float32, torch.int8, id="zeros"),
+    pytest.param(320, 32, torch.float32, torch.float32, id="zeros between numbers"),
+    pytest.param(1000, 1024, torch.bfloat16, None, id="one group, no whole step"),
+    pytest.param(3 * MAX_GROUP_SIZE, 2 * MAX_GROUP_SIZE, torch.float32, None, id="large groups"),
+    pytest.param(320, 128, torch.float16, None, id="a short last group"),
 ]
 
 
 def random_codes(
-    code: Code, *shape: int, group_size: int = 64, scale_dtype: torch.dtype = torch.float16, zeros: bool = False
+    code: Code,
+    *shape: int,
+    group_size: int = 64,
+    scale_dtype: torch.dtype = torch.float16,
+    zeros: torch.dtype | None = None,
 ) -> CodedWeight:
     """Of all numbers that the code has, with the scales of a layer."""
     generator = torch.Generator().manual_seed(sum(shape))
@@ -42,7 +47,7 @@ def random_codes(
         codes[(codes & 0x7F) == 0x7F] = 0  # is no number
     groups = (*shape[:-1], -(-shape[-1] // group_size))
     scales = (torch.rand(groups, generator=generator) * 0.01 + 0.001).to(scale_dtype)
-    of_group = torch.randint(-8, 9, groups, generator=generator).to(torch.int8) if zeros else None
+    of_group = (16 * torch.rand(groups, generator=generator) - 8).to(zeros) if zeros else None
     return CodedWeight(code, codes if code.bits == 8 else join_halves(codes), scales, of_group, group_size)
 
 
@@ -84,13 +89,13 @@ def test_a_product_is_that_of_what_codes_mean_with_the_same_bits_everywhere(
     num_inputs: int,
     group_size: int,
     scale_dtype: torch.dtype,
-    zeros: bool,
+    zeros: torch.dtype | None,
     code: Code,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has_zeros = zeros and code in (Code.INT8, Code.INT4)
-    weight = random_codes(code, 203, num_inputs, group_size=group_size, scale_dtype=scale_dtype, zeros=has_zeros)
+    of_code = zeros if code in (Code.INT8, Code.INT4) else None
+    weight = random_codes(code, 203, num_inputs, group_size=group_size, scale_dtype=scale_dtype, zeros=of_code)
     x, bias = inputs(max(COUNTS), num_inputs, dtype), inputs(1, 203, dtype)[0]
     meant = weight.dequantize().double()
     exact = x.double() @ meant.T + bias.double()

@@ -18,7 +18,7 @@ import torch
 from compiled_network import needs_compiler
 from fake_cuda.context import fake_cuda
 from fake_cuda.device import CUDA
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 from gguf_files import BF16, CONFIGS, F16, F32, Q4_0, Q8_0, GgufModel, write_model
 from quantized_runs import load, run
 from safetensors.torch import load_file
@@ -28,17 +28,20 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.gguf.file import GgufFile
 from inflight.gguf.folder import make_folder
+from inflight.gguf.tensor_types import TensorType
 from inflight.layers.weight import CodedGroups, DenseWeight, Weight
 from inflight.models.config import ModelConfig
 from inflight.models.family import SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.formats.gguf import GgufFormat
+from inflight.models.ggml_codes import CODES, GROUP_SIZE
 from inflight.models.gguf_checkpoint import GgufCheckpoint, open_checkpoint
 from inflight.models.weights import WeightLoader
-from inflight_kernels.matmul.coded_weight import Code
+from inflight_kernels.matmul.coded_weight import Code, CodedWeight, join_halves
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 PROMPTS = [make_prompt(length) for length in (1, 8, 21)]
+OTHER_CODES = [GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q5_0, GGMLQuantizationType.Q5_1]
 LAYER = "model.layers.0"
 QKV = SplitByOutputs(tuple(f"self_attn.{name}_proj" for name in "qkv"))
 
@@ -75,7 +78,7 @@ def test_quantised_networks_are_those_of_the_numbers_that_the_codes_stand_for(
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", [Q8_0, Q4_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [Q8_0, Q4_0, *OTHER_CODES], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
 def test_compiled_layers_multiply_the_codes(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
     assert_equal_results(write_model(tmp_path, name, kind), cpu_compile="true")
@@ -99,6 +102,30 @@ def test_each_tensor_is_what_gguf_dequantises(name: str, kind: GGMLQuantizationT
             checkpoint.copy_into(part, tensor_name, tuple(values.shape), starts)
             index = tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))
             assert torch.equal(part, values[index])
+
+
+@pytest.mark.parametrize("kind", CODES, ids=lambda kind: kind.name)
+def test_codes_mean_what_gguf_dequantises(kind: TensorType) -> None:
+    """Of blocks of any bytes, with numbers in the places of their float16s; some scales are 0."""
+    rng, count = np.random.default_rng(1), 64
+    blocks = rng.integers(0, 256, (count, kind.block_bytes), dtype=np.uint8)
+    if kind.name == "MXFP4":
+        blocks[:, 0] = rng.integers(110, 140, count)
+    else:
+        scales = np.where(np.arange(count) % 7 == 0, 0.0, rng.normal(scale=0.02, size=(2, count))).astype(np.float16)
+        for place in range(2 if CODES[kind].has_zeros else 1):
+            blocks[:, 2 * place : 2 * place + 2] = scales[place][:, None].view(np.uint8)
+    expected = torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[kind.name]))
+    decoded, coded = CODES[kind].decode(blocks), CODES[kind]
+    codes, of_group = torch.from_numpy(np.ascontiguousarray(decoded.codes)), torch.from_numpy(decoded.scales)
+    weight = CodedWeight(
+        coded.code,
+        codes if coded.code.bits == 8 else join_halves(codes),
+        of_group.to(coded.scale_dtype),
+        None if decoded.zeros is None else torch.from_numpy(decoded.zeros),
+        GROUP_SIZE,
+    )
+    torch.testing.assert_close(weight.dequantize(), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_large_matrices_are_made_a_few_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

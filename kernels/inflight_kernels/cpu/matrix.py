@@ -24,12 +24,13 @@ class WeightFormat(enum.IntEnum):
     NF4 = 5
 
 
-class ScaleFormat(enum.IntEnum):
-    """Of the scales of codes."""
+class SharedFormat(enum.IntEnum):
+    """Of what groups of codes share."""
 
     F32 = 0
     F16 = 1
     BF16 = 2
+    INT8 = 3
 
 
 class Matrix(ctypes.Structure):
@@ -39,9 +40,9 @@ class Matrix(ctypes.Structure):
     _fields_ = Fields(
         ("const void*", "values"),
         ("const void*", "scales", "(panels, num_groups, 32); of plain weights null, and so are zeros."),
-        ("const char*", "zeros", "(panels, num_groups, 32): whole numbers of 8 bits; null where all are 0."),
+        ("const void*", "zeros", "(panels, num_groups, 32); null where all are 0."),
         ("WeightFormat", "format"),
-        ("ScaleFormat", "scale_format"),
+        ("SharedFormat", "scale_format zero_format"),
         ("int64_t", "num_inputs", "A multiple of 32."),
         ("int64_t", "num_groups group_size", "Inputs of a group, a multiple of 32; the last one may have fewer."),
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from inflight_kernels.cpu.fields import declarations_of, name_in_cpp
 from inflight_kernels.cpu.instructions import Instruction
-from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, ScaleFormat, WeightFormat
+from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, SharedFormat, WeightFormat
 from inflight_kernels.cpu.operations import (
     KINDS,
     STRUCTURES,
@@ -42,7 +42,7 @@ _END = """\
 """
 
 
-ENUMS = (Place, WeightFormat, ScaleFormat)
+ENUMS = (Place, WeightFormat, SharedFormat)
 
 
 def header() -> str:

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from inflight_kernels.cpu.huge_pages import HugePageArena
 from inflight_kernels.cpu.library import NativeLibrary
-from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, Matrix, ScaleFormat, WeightFormat, plain_matrix
+from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, Matrix, SharedFormat, WeightFormat, plain_matrix
 from inflight_kernels.cpu.recorded_values import STEP
 from inflight_kernels.cpu.recording import Bias, Constant, Grouping, Recording, Weight
 from inflight_kernels.matmul.coded_weight import Code, CodedWeight, join_halves
 
-SCALE_FORMATS = {
-    torch.float32: ScaleFormat.F32,
-    torch.float16: ScaleFormat.F16,
-    torch.bfloat16: ScaleFormat.BF16,
+SHARED_FORMATS = {
+    torch.float32: SharedFormat.F32,
+    torch.float16: SharedFormat.F16,
+    torch.bfloat16: SharedFormat.BF16,
+    torch.int8: SharedFormat.INT8,
 }
 FP8_UNIT = 2.0**8
 """C++ reads codes of fp8 as float16 has their bits: numbers that are smaller by this."""
@@ -111,7 +112,8 @@ class WeightPacker:
             scales=tensors[1].data_ptr(),
             zeros=None if zeros is None else tensors[2].data_ptr(),
             format=WeightFormat[grouping.code.name],
-            scale_format=SCALE_FORMATS[shared[0].dtype],
+            scale_format=SHARED_FORMATS[shared[0].dtype],
+            zero_format=SHARED_FORMATS[shared[-1].dtype],
             num_inputs=num_inputs,
             num_groups=scales.shape[-1] * repeats,
             group_size=group_size,

@@ -82,7 +82,7 @@ class CodedWeight(NamedTuple):
     scales: Tensor
     """(N, G), float32, float16 or bfloat16."""
     zeros: Tensor | None
-    """(N, G) int8; None = 0."""
+    """(N, G) int8 or float32; None = 0."""
     group_size: int
     """Columns of a group; the last one may have fewer."""
 
@@ -91,6 +91,11 @@ class CodedWeight(NamedTuple):
         """(…, N, K)."""
         *rows, num_bytes = self.codes.shape
         return torch.Size((*rows, num_bytes * 8 // self.code.bits))
+
+    def rows(self, rows: slice) -> CodedWeight:
+        """Some of N, of one weight."""
+        zeros = None if self.zeros is None else self.zeros[rows]
+        return self._replace(codes=self.codes[rows], scales=self.scales[rows], zeros=zeros)
 
     def of_expert(self, expert: int) -> CodedWeight:
         """(N, K), one of several."""

@@ -16,14 +16,15 @@ from inflight.layers.weight import CodedGroups, Weight
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import Allocate, Block, Target
+from inflight.models.ggml_codes import CODES, GROUP_SIZE, CodedType
 from inflight.models.gguf_checkpoint import GgufCheckpoint
-from inflight.models.gguf_tensor import CODES, FLOATS, GROUP_SIZE
-from inflight_kernels.matmul.coded_weight import Code, CodedWeight
+from inflight.models.gguf_tensor import FLOATS
+from inflight_kernels.matmul.coded_weight import CodedWeight
 
 
 @dataclass(frozen=True, slots=True)
 class GgufFormat:
-    """`<name>.weight` (O, I) of any type of ggml's. Those whose numbers are a scale times a code stay codes, if all
+    """`<name>.weight` (O, I) of any type of ggml's. Those that have a scale for each 32 inputs stay codes, if all
     blocks have the same type and none divides a group: of several layers in one product, and of a rank's share of the
     inputs. Products of codes are for CPUs."""
 
@@ -62,11 +63,19 @@ def _divides(inputs: range) -> bool:
     return inputs.start % GROUP_SIZE == 0 and len(inputs) % GROUP_SIZE == 0
 
 
-def _read_codes(checkpoint: Checkpoint, blocks: Sequence[Block], code: Code, empty: Allocate) -> CodedGroups:
-    sizes = [len(block.outputs) for block in blocks]
-    num_inputs = len(blocks[0].inputs)
-    codes = empty(sum(sizes), num_inputs * code.bits // 8, dtype=torch.uint8)
-    scales = empty(sum(sizes), num_inputs // GROUP_SIZE, dtype=torch.float16)
-    for block, own_codes, own_scales in zip(blocks, torch.split(codes, sizes), torch.split(scales, sizes), strict=True):
-        _of_gguf(checkpoint).copy_codes(own_codes, own_scales, f"{block.name}.weight", block.outputs, block.inputs)
-    return CodedGroups(CodedWeight(code, codes, scales, None, GROUP_SIZE))
+def _read_codes(checkpoint: Checkpoint, blocks: Sequence[Block], coded: CodedType, empty: Allocate) -> CodedGroups:
+    sizes, num_inputs = [len(block.outputs) for block in blocks], len(blocks[0].inputs)
+    shared = (sum(sizes), num_inputs // GROUP_SIZE)
+    weight = CodedWeight(
+        code=coded.code,
+        codes=empty(sum(sizes), num_inputs * coded.code.bits // 8, dtype=torch.uint8),
+        scales=empty(*shared, dtype=coded.scale_dtype),
+        zeros=empty(*shared, dtype=torch.float32) if coded.has_zeros else None,
+        group_size=GROUP_SIZE,
+    )
+    first = 0
+    for block, size in zip(blocks, sizes, strict=True):
+        part = weight.rows(slice(first, first + size))
+        _of_gguf(checkpoint).copy_codes(part, f"{block.name}.weight", block.outputs, block.inputs)
+        first += size
+    return CodedGroups(weight)

@@ -27,17 +27,19 @@ struct OneGroup {
   OneGroup from(int64_t row) const { return {num_steps, at(row, 0), stride}; }
 };
 
-/// Sixteen scales, of whatever format they have.
-inline Floats load_scales(ScaleFormat format, const void* scales, int64_t first) {
+/// Sixteen scales or zeros, of whatever format they have.
+inline Floats load_shared(SharedFormat format, const void* shared, int64_t first) {
   switch (format) {
-    case ScaleFormat::F16:
-      return load(static_cast<const F16*>(scales) + first);
-    case ScaleFormat::BF16:
-      return load(static_cast<const Bf16*>(scales) + first);
-    case ScaleFormat::F32:
+    case SharedFormat::F16:
+      return load(static_cast<const F16*>(shared) + first);
+    case SharedFormat::BF16:
+      return load(static_cast<const Bf16*>(shared) + first);
+    case SharedFormat::INT8:
+      return load_int8(static_cast<const char*>(shared) + first);
+    case SharedFormat::F32:
       break;
   }
-  return load(static_cast<const float*>(scales) + first);
+  return load(static_cast<const float*>(shared) + first);
 }
 
 /// What the groups of a panel of codes share, as floats: (groups, 32) each.

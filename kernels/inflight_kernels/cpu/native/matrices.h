@@ -130,9 +130,10 @@ class MatrixProduct {
     const int64_t count = matrix_.num_groups * PANEL, first = panel * count;
     float* const scales = own_room<Shared, float>(2 * count);
     for (int64_t i = 0; i < count; i += 16)
-      store(scales + i, load_scales(matrix_.scale_format, matrix_.scales, first + i));
+      store(scales + i, load_shared(matrix_.scale_format, matrix_.scales, first + i));
     if (matrix_.zeros)
-      for (int64_t i = 0; i < count; i += 16) store(scales + count + i, load_int8(matrix_.zeros + first + i));
+      for (int64_t i = 0; i < count; i += 16)
+        store(scales + count + i, load_shared(matrix_.zero_format, matrix_.zeros, first + i));
     return {scales, scales + count};
   }
   Shared shared_of_last() const {

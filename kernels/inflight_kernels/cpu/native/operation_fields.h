@@ -36,8 +36,8 @@ enum class Place : int64_t { PRIVATE, OWN_AREA, COMMON_AREA };
 /// Of a matrix's weights: of the program's element type, or codes of 8 or 4 bits (native/codes.h).
 enum class WeightFormat : int64_t { PLAIN, INT8, FP8, INT4, FP4, NF4 };
 
-/// Of the scales of codes.
-enum class ScaleFormat : int64_t { F32, F16, BF16 };
+/// Of what groups of codes share.
+enum class SharedFormat : int64_t { F32, F16, BF16, INT8 };
 
 /// Inputs of a group of codes, at most.
 constexpr int64_t MAX_GROUP_SIZE = 512;
@@ -59,10 +59,10 @@ struct Matrix {
   const void* values;
   /// (panels, num_groups, 32); of plain weights null, and so are zeros.
   const void* scales;
-  /// (panels, num_groups, 32): whole numbers of 8 bits; null where all are 0.
-  const char* zeros;
+  /// (panels, num_groups, 32); null where all are 0.
+  const void* zeros;
   WeightFormat format;
-  ScaleFormat scale_format;
+  SharedFormat scale_format, zero_format;
   /// A multiple of 32.
   int64_t num_inputs;
   /// Inputs of a group, a multiple of 32; the last one may have fewer.
@@ -297,6 +297,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Matrix, zeros),
     offsetof(Matrix, format),
     offsetof(Matrix, scale_format),
+    offsetof(Matrix, zero_format),
     offsetof(Matrix, num_inputs),
     offsetof(Matrix, num_groups),
     offsetof(Matrix, group_size),
