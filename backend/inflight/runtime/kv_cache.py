@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
-import os
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,15 +18,11 @@ from inflight.runtime.device import free_memory, gib
 from inflight.runtime.host_memory import available_memory, occupy
 from inflight_kernels.cpu import HugePageArena
 
-logger = logging.getLogger(__name__)
-
 MAX_DEFAULT_CPU_BYTES = 4 * 2**30
 DEFAULT_CPU_FRACTION = 0.2
 DEFAULT_GPU_FRACTION = 0.9
 FP8_NAN = 0x7F
 """The bits of NaN in float8_e4m3fn, but for the sign."""
-NICENESS, LARGEST = 10, 19
-"""Added to that of the thread which takes the memory of a deferred cache: of a busy core it gets a tenth."""
 SPARE_CPU_BYTES = 128 * 2**20
 """Host memory that must remain after the cache is allocated, for a step's own tensors and other threads."""
 
@@ -112,7 +104,6 @@ class KVCache:
         the memory that is taken now."""
         self.num_blocks = num_blocks
         self.filler_block = num_blocks
-        self._is_deferred = is_deferred and device.type == "cpu"
         num_bytes = (num_blocks + 1) * shape.block_bytes
         memory = _HostMemory(num_bytes, is_deferred=is_deferred) if device.type == "cpu" else None
 
@@ -127,13 +118,11 @@ class KVCache:
         ]
 
     def occupy(self) -> None:
-        """Begin to take the memory of a deferred cache, beside the steps that use it; that of others is taken. Raises
-        InsufficientMemory."""
-        if self._is_deferred:
-            caches = [cache for layer in self.layers for cache in (layer.keys, layer.values)]
-            num_bytes = sum(cache.nbytes for cache in caches)
-            _check_available(num_bytes, num_bytes)
-            threading.Thread(target=_occupy, args=(caches, num_bytes), name="inflight-kv-memory", daemon=True).start()
+        """Begin to take the memory of a deferred cache, beside the steps that use it. Raises InsufficientMemory."""
+        caches = [cache for layer in self.layers for cache in (layer.keys, layer.values)]
+        num_bytes = sum(cache.nbytes for cache in caches)
+        _check_available(num_bytes, num_bytes)
+        threading.Thread(target=occupy, args=(caches,), name="inflight-kv-memory", daemon=True).start()
 
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy whole blocks in every layer; see `inflight_kernels.copy_blocks`. Both int64 (pairs,)."""
@@ -146,22 +135,6 @@ class KVCache:
             for block_id in block_ids:
                 _make_finite(layer.keys[block_id])
                 _make_finite(layer.values[block_id])
-
-
-def _occupy(caches: Sequence[Tensor], num_bytes: int) -> None:
-    """A thread's: it gives way to the steps. Memory that others take meanwhile is not asked for, but spoken of."""
-    with contextlib.suppress(OSError):  # where that is not allowed
-        niceness = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, LARGEST)
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
-    left = num_bytes
-    for cache in caches:
-        try:
-            _check_available(num_bytes, left)
-        except InsufficientMemory as error:
-            logger.error("%s", error)
-            return
-        occupy([cache])
-        left -= cache.nbytes
 
 
 def _make_finite(block: Tensor) -> None:
@@ -177,8 +150,8 @@ class _HostMemory:
     """Memory of a cache in huge pages, all allocated at the start. If pages were allocated when requests first write to
     them, the system might run out of memory then and kill the rank.
 
-    4 GiB take 1.3 to 1.5 s (two threads on two cores of Zen 5, 2026-11-22). What is deferred is taken by `occupy`, by
-    spare ranks when they serve: before, it would lie idle beside the cache in use, which is gone when they take over.
+    4 GiB take 1.3 to 1.5 s (two threads on two cores of Zen 5, 2026-11-22). Spare ranks have none until they serve:
+    their cache would lie idle beside the one in use, which is gone when they take over.
     """
 
     def __init__(self, num_bytes: int, *, is_deferred: bool) -> None:

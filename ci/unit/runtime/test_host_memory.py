@@ -76,29 +76,6 @@ def test_a_deferred_cache_takes_its_memory_when_it_is_told_to(monkeypatch: pytes
         cache.occupy()
 
 
-def test_a_deferred_cache_says_so_if_others_take_its_memory(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache = KVCache(SHAPE, 128 * MIB // SHAPE.block_bytes - 1, CPU, is_deferred=True)
-    left = [256 * MIB, 256 * MIB, 256 * MIB, 64 * MIB]  # asked for at once, then before each of the eight tensors
-    monkeypatch.setattr(kv_cache, "available_memory", lambda: left.pop(0) + SPARE_CPU_BYTES)
-    taken: list[int] = []
-    monkeypatch.setattr(kv_cache, "occupy", lambda caches: taken.extend(cache.nbytes for cache in caches))
-    cache.occupy()
-    deadline = time.monotonic() + 120
-    while not caplog.messages:
-        assert time.monotonic() < deadline, "it said nothing"
-    (said,) = caplog.messages
-    assert said.startswith("the KV cache takes 0.12 GiB; 0.09 GiB of it are not allocated yet, but only 0.06 GiB")
-    assert taken == [16 * MIB, 16 * MIB]
-
-
-def test_a_cache_that_has_its_memory_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = KVCache(SHAPE, 3, CPU)
-    monkeypatch.setattr(kv_cache, "available_memory", lambda: 0)
-    cache.occupy()
-
-
 def test_memory_that_is_not_there_is_said_before_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     num_blocks = 1024 * MIB // SHAPE.block_bytes - 1
     monkeypatch.setattr(kv_cache, "available_memory", lambda: SPARE_CPU_BYTES + 1024 * MIB - 1)

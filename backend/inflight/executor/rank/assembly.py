@@ -51,8 +51,7 @@ class LoadedRunner(Runner, Protocol):
     """On every rank, if contexts are handed over."""
 
     def occupy_memory(self) -> None:
-        """Begin to take the memory of the KV cache that was left for later. Raises ConfigurationError if there is
-        none."""
+        """Begin to take the memory that ranks without work do without. Raises ConfigurationError if there is none."""
 
     @property
     def adapters(self) -> FollowsOrders | None:
@@ -103,7 +102,7 @@ def load_model_runner(
     launch: Launch | None = None,
 ) -> LoadedRunner:
     """Load the ModelRunner. `post_processors`: in place of those that `config` names. `launch`: of a front that starts
-    ranks again when they die.
+    ranks again when they die; those of a relaunch take the memory of their KV cache beside the first steps.
 
     Its import, here and not above, takes seconds, which the launch and the join need not wait for.
     """
@@ -118,21 +117,8 @@ def load_model_runner(
         rank_group,
         post_processors,
         weights_place=weights_place,
-        defers_cache=_defers_cache(config, launch),
+        defers_cache=config.spare_ranks > 0 or (launch is not None and launch.is_relaunch),
     )
-
-
-def _defers_cache(config: EngineConfig, launch: Launch | None) -> bool:
-    """Whether the memory of the KV cache is taken after loading, by `occupy_memory`: of spare ranks once they serve, of
-    others beside the first steps.
-
-    A relaunch takes what the ranks before it have left. At a first start memory of a configured size may be all that
-    there is, and is taken before the ranks are ready; the size that nobody chose is a fifth of what is free at most.
-    In virtual machines that get memory from their host when they write it, 4 GiB take 1 to 9 s (2026-11-27).
-    """
-    if launch is None or config.spare_ranks:
-        return config.spare_ranks > 0
-    return launch.is_relaunch or not (config.max_tokens_in_paged_kv_cache or config.kv_cache_free_gpu_mem_fraction)
 
 
 def make_token_budget(config: EngineConfig) -> TokenBudget | None:

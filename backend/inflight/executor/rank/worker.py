@@ -80,8 +80,6 @@ def serve(
 ) -> None:
     """Serve one launch to its end. Collective. `on_ready` is called on the leader once fronts can connect."""
     config = config.for_device(runner.description.device)
-    if not config.spare_ranks:
-        runner.occupy_memory()
     leader = None
     transfer, contexts = make_transfer(config, runner, Path(launch.directory), group)
     if group.rank == 0:
@@ -112,6 +110,7 @@ def serve(
     try:
         if config.spare_ranks:
             _wait_for_front(group, leader)
+        if config.spare_ranks or launch.is_relaunch:
             runner.occupy_memory()
         manager.run()
     except BaseException as error:
