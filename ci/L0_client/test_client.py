@@ -197,7 +197,7 @@ def test_a_storm_of_cancels_leaves_the_server_serving(client: Client, toy_server
     before = toy_server.tritonserver_pid
 
     def leave_early(number: int) -> None:
-        with client.stream("count", max_tokens=ENDLESS) as stream:
+        with client.stream("slow in a storm", max_tokens=ENDLESS) as stream:
             for _ in range(number % 5):
                 next(stream)
 
