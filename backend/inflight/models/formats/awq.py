@@ -13,7 +13,8 @@ from inflight.errors import ConfigurationError
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.formats.coded import CodedFormat, Coding, Part
 from inflight.models.formats.format import Block
-from inflight.models.formats.words import WORD_DTYPES, centred, in_awq_order, numbers_of, read_block, read_words
+from inflight.models.formats.reading import read_block
+from inflight.models.formats.words import WORD_DTYPES, centred, in_awq_order, numbers_of, read_words
 from inflight_kernels import Code
 
 SCALE_DTYPES = ("F16",)

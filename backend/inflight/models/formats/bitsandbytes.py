@@ -15,7 +15,7 @@ from inflight.errors import ConfigurationError
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.formats.coded import CodedFormat, Coding, Part
 from inflight.models.formats.format import Block
-from inflight.models.formats.words import read_block
+from inflight.models.formats.reading import read_block
 from inflight_kernels import Code
 
 BLOCK_SIZE = 64
@@ -42,11 +42,6 @@ class Nf4Format(CodedFormat):
     def coding(self) -> Coding:
         """See CodedFormat."""
         return Coding(code=Code.NF4, group_size=BLOCK_SIZE, scale_dtype=torch.float32)
-
-    @property
-    def output_unit(self) -> int:
-        """See CodedFormat."""
-        return 1
 
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""

@@ -18,7 +18,7 @@ from inflight.models.compressed_tensors import Fp8Scheme, read_blocks
 from inflight.models.formats.coded import CodedFormat, Coding, Part
 from inflight.models.formats.dense import read_values
 from inflight.models.formats.format import Allocate, Block, Target
-from inflight.models.formats.words import read_block
+from inflight.models.formats.reading import read_weight
 from inflight_kernels import Code
 from inflight_kernels.quantization import FP8_CAPABILITY
 
@@ -45,11 +45,6 @@ class Fp8Format(CodedFormat):
         """See CodedFormat."""
         return Coding(code=Code.FP8, group_size=0, scale_dtype=torch.float32)
 
-    @property
-    def output_unit(self) -> int:
-        """See CodedFormat."""
-        return 1
-
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""
         return checkpoint.dtype_of(f"{name}.weight") not in FP8_DTYPES
@@ -72,7 +67,10 @@ class Fp8Format(CodedFormat):
 
     def read_part(self, checkpoint: Checkpoint, block: Block, device: torch.device) -> Part:
         """See CodedFormat."""
-        return Part(read_fp8(checkpoint, block, device).view(torch.uint8), self._scales_of(checkpoint, block))
+        return Part(
+            read_weight(checkpoint, block, torch.float8_e4m3fn, FP8_DTYPES, device).view(torch.uint8),
+            self._scales_of(checkpoint, block),
+        )
 
     def _scales_of(self, checkpoint: Checkpoint, block: Block) -> Tensor:
         """(O, 1) float32, of the block's outputs."""
@@ -114,20 +112,6 @@ def _refuse_without_fp8(checkpoint: Checkpoint, device: torch.device) -> None:
         )
 
 
-def read_fp8(checkpoint: Checkpoint, block: Block, device: torch.device) -> Tensor:
-    """The block's values (O, I)."""
-    return read_block(
-        checkpoint,
-        f"{block.name}.weight",
-        (block.num_outputs, block.num_inputs),
-        (block.outputs.start, block.inputs.start),
-        (len(block.outputs), len(block.inputs)),
-        torch.float8_e4m3fn,
-        FP8_DTYPES,
-        device,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8BlockFormat(CodedFormat):
     """fp8 weights as DeepSeek and Qwen publish them, and compressed-tensors: for each layer `weight` (O, I),
@@ -149,11 +133,6 @@ class Fp8BlockFormat(CodedFormat):
         """See CodedFormat."""
         return Coding(code=Code.FP8, group_size=self.inputs, scale_dtype=torch.float32)
 
-    @property
-    def output_unit(self) -> int:
-        """See CodedFormat: every output has its scales."""
-        return 1
-
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""
         return checkpoint.dtype_of(f"{name}.weight") not in FP8_DTYPES
@@ -169,7 +148,10 @@ class Fp8BlockFormat(CodedFormat):
         scales = checkpoint.check_scales(f"{block.name}.{self.scales}", self._shape_of_scales(block))
         columns = slice(inputs.start // self.inputs, -(-inputs.stop // self.inputs))
         of_output = torch.arange(outputs.start, outputs.stop) // self.outputs
-        return Part(read_fp8(checkpoint, block, device).view(torch.uint8), scales[of_output, columns].float())
+        return Part(
+            read_weight(checkpoint, block, torch.float8_e4m3fn, FP8_DTYPES, device).view(torch.uint8),
+            scales[of_output, columns].float(),
+        )
 
     def _shape_of_scales(self, block: Block) -> tuple[int, int]:
         return -(-block.num_outputs // self.outputs), -(-block.num_inputs // self.inputs)

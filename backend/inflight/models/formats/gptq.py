@@ -16,7 +16,8 @@ from inflight.errors import ConfigurationError
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.formats.coded import CodedFormat, Coding, Part
 from inflight.models.formats.format import Block
-from inflight.models.formats.words import CPU, WORD_DTYPES, centred, numbers_of, read_block, read_words
+from inflight.models.formats.reading import CPU, read_block
+from inflight.models.formats.words import WORD_DTYPES, centred, numbers_of, read_words
 from inflight_kernels import Code
 
 logger = logging.getLogger(__name__)

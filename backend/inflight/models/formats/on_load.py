@@ -18,7 +18,7 @@ from inflight.layers.weight import CodedGroups, Weight
 from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
 from inflight.models.formats.coded import GROUP_UNIT, CodedFormat, Coding, Part
 from inflight.models.formats.format import Block, Target
-from inflight.models.formats.words import read_block
+from inflight.models.formats.reading import read_weight
 from inflight_kernels import Code, CodedWeight, join_halves
 
 HEAD_CODES = {Code.INT4: Code.INT8}
@@ -45,11 +45,6 @@ class OnLoadFormat(CodedFormat):
         """See CodedFormat."""
         return Coding(code=self.code, group_size=GROUP_UNIT, scale_dtype=torch.float16)
 
-    @property
-    def output_unit(self) -> int:
-        """See CodedFormat."""
-        return 1
-
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""
         return False
@@ -60,16 +55,7 @@ class OnLoadFormat(CodedFormat):
 
     def read_part(self, checkpoint: Checkpoint, block: Block, device: torch.device) -> Part:
         """See CodedFormat."""
-        values_OI = read_block(
-            checkpoint,
-            f"{block.name}.weight",
-            (block.num_outputs, block.num_inputs),
-            (block.outputs.start, block.inputs.start),
-            (len(block.outputs), len(block.inputs)),
-            torch.float32,
-            FLOAT_DTYPES,
-            device,
-        )
+        values_OI = read_weight(checkpoint, block, torch.float32, FLOAT_DTYPES, device)
         return Part(*quantize(self.code, values_OI))
 
     def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Weight:

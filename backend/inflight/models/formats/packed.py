@@ -11,7 +11,8 @@ from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
 from inflight.models.compressed_tensors import PackedScheme
 from inflight.models.formats.coded import CodedFormat, Coding, Part
 from inflight.models.formats.format import Block
-from inflight.models.formats.words import WORD_DTYPES, centred, numbers_of, read_block, read_words
+from inflight.models.formats.reading import read_block, read_weight
+from inflight.models.formats.words import WORD_DTYPES, centred, numbers_of, read_words
 from inflight_kernels import Code
 
 BYTE_DTYPES = ("I8",)
@@ -94,16 +95,7 @@ class PackedFormat(CodedFormat):
             skipped = inputs.start - first * in_word
             codes = centred(numbers_of(words, bits), bits)[:, skipped : skipped + len(inputs)]
         else:
-            codes = read_block(
-                checkpoint,
-                f"{block.name}.weight",
-                (block.num_outputs, block.num_inputs),
-                (outputs.start, inputs.start),
-                (len(outputs), len(inputs)),
-                torch.int8,
-                BYTE_DTYPES,
-                device,
-            ).view(torch.uint8)
+            codes = read_weight(checkpoint, block, torch.int8, BYTE_DTYPES, device).view(torch.uint8)
         scales = read_block(
             checkpoint,
             f"{block.name}.weight_scale",
@@ -164,11 +156,6 @@ class Mxfp4Format(CodedFormat):
     def coding(self) -> Coding:
         """See CodedFormat. bfloat16 holds every power of 2 that a scale can be."""
         return Coding(code=Code.FP4, group_size=32, scale_dtype=torch.bfloat16)
-
-    @property
-    def output_unit(self) -> int:
-        """See CodedFormat."""
-        return 1
 
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""

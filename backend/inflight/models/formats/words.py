@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from inflight.models.checkpoint import Checkpoint
+from inflight.models.formats.reading import read_block
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each part of an AWQ word holds, from the lowest bits up."""
 WORD_DTYPES = ("I32",)
-CPU = torch.device("cpu")
 
 
 def read_words(
@@ -23,22 +23,6 @@ def read_words(
 ) -> Tensor:
     """The block of `size` that begins at `starts` in tensor `name`: int32."""
     return read_block(checkpoint, name, shape, starts, size, torch.int32, WORD_DTYPES, device)
-
-
-def read_block(
-    checkpoint: Checkpoint,
-    name: str,
-    shape: tuple[int, ...],
-    starts: tuple[int, ...],
-    size: tuple[int, ...],
-    dtype: torch.dtype,
-    dtypes: tuple[str, ...],
-    device: torch.device = CPU,
-) -> Tensor:
-    """The same of any type."""
-    block = torch.empty(size, dtype=dtype, device=device)
-    checkpoint.copy_into(block, name, shape, starts, dtypes)
-    return block
 
 
 def numbers_of(words: Tensor, bits: int) -> Tensor:
