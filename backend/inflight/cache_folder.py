@@ -1,5 +1,8 @@
-"""Folders in which what takes seconds to make is kept between starts, for rooms that do without the kernels, which have
-the same folder for what they keep."""
+"""Folders in which what takes seconds to make is kept between starts.
+
+The kernels have the same function for what they keep: they know nothing of the engine, and to import theirs takes
+torch, which the processes that read a GGUF file's metadata do without. A test holds the two together.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from inflight_kernels.kv_cache.step_tokens import StepTokens
 from inflight_kernels.lora import lora_add
 from inflight_kernels.matmul import coded_linear, gated_linear, int4_linear, linear, scaled_linear
 from inflight_kernels.matmul.coded_weight import Code, CodedWeight, join_halves
-from inflight_kernels.matmul.weight_formats import Int4Weight, pack_int4, quantize_weight, repack_awq, repack_gptq
+from inflight_kernels.matmul.weight_formats import Int4Weight, pack_int4, quantize_weight
 from inflight_kernels.moe import fused_moe, route_experts
 from inflight_kernels.norm import embedding_rms_norm, embedding_rms_norm_quantized, rms_norm, rms_norm_quantized
 from inflight_kernels.quantization import quantize_per_token
@@ -61,8 +61,6 @@ __all__ = [
     "prefill_attention",
     "quantize_per_token",
     "quantize_weight",
-    "repack_awq",
-    "repack_gptq",
     "rms_norm",
     "rms_norm_quantized",
     "rope_and_kv_write",

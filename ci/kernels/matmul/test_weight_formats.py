@@ -1,4 +1,4 @@
-"""Quantised weights: checkpoints written nibble by nibble from their formats' definitions, read back through ours."""
+"""Quantised weights: words lie as they are drawn, and mean what they were packed of."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from inflight_kernels import Int4Weight, pack_int4, quantize_weight, repack_awq, repack_gptq
+from inflight_kernels import Int4Weight, pack_int4, quantize_weight
 
 N, K, GROUP = 24, 160, 32
 GROUPS = K // GROUP
-
-
-def words(nibbles: list[list[list[int]]]) -> Tensor:
-    """Rows of words of eight nibbles, the lowest bits first, as int32."""
-    packed = [[sum(n << 4 * i for i, n in enumerate(word)) for word in row] for row in nibbles]
-    return torch.tensor(packed).to(torch.int32)
 
 
 def random_parts(lowest_zero: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,52 +17,6 @@ def random_parts(lowest_zero: int) -> tuple[Tensor, Tensor, Tensor]:
     q = torch.randint(0, 16, (N, K))
     zeros = torch.randint(lowest_zero, 16 + lowest_zero, (GROUPS, N))
     return q, zeros, (torch.rand(GROUPS, N) * 0.02 + 0.001).half()
-
-
-def dequantised(q: Tensor, zeros: Tensor, scales: Tensor, group_of: list[int]) -> Tensor:
-    """w[n, k], one number at a time."""
-    rows = [[(q[n, k] - zeros[g, n]) * scales[g, n].float() for k, g in enumerate(group_of)] for n in range(N)]
-    return torch.tensor(rows).half()
-
-
-PLAIN = [k // GROUP for k in range(K)]
-
-
-def gptq_words(q: Tensor, stored_zeros: Tensor) -> tuple[Tensor, Tensor]:
-    qweight = words([[[int(q[n, 8 * r + i]) for i in range(8)] for n in range(N)] for r in range(K // 8)])
-    qzeros = words(
-        [[[int(stored_zeros[g, 8 * c + i]) for i in range(8)] for c in range(N // 8)] for g in range(GROUPS)]
-    )
-    return qweight, qzeros
-
-
-@pytest.mark.parametrize("zero_offset", [1, 0])
-def test_gptq_of_both_formats(zero_offset: int) -> None:
-    q, zeros, scales = random_parts(lowest_zero=zero_offset)
-    weight = repack_gptq(*gptq_words(q, zeros - zero_offset), scales, torch.tensor(PLAIN), zero_offset)
-    assert weight.permutation is None and weight.group_size == GROUP
-    assert torch.equal(weight.dequantize(), dequantised(q, zeros, scales, PLAIN))
-
-
-def test_gptq_with_columns_reordered_by_activation() -> None:
-    q, zeros, scales = random_parts(lowest_zero=1)
-    g_idx = torch.tensor(PLAIN)[torch.randperm(K)]
-    weight = repack_gptq(*gptq_words(q, zeros - 1), scales, g_idx.int())
-    assert weight.permutation is not None
-    assert torch.equal(weight.dequantize(), dequantised(q, zeros, scales, g_idx.tolist()))
-
-
-def test_awq() -> None:
-    q, zeros, scales = random_parts(lowest_zero=0)
-    # Where each of eight neighbouring outputs lies in its word, as readers of the format undo the interleaving.
-    place = [0, 4, 1, 5, 2, 6, 3, 7]
-    nibble = [place.index(i) for i in range(8)]
-    qweight = words([[[int(q[8 * c + nibble[i], k]) for i in range(8)] for c in range(N // 8)] for k in range(K)])
-    qzeros = words(
-        [[[int(zeros[g, 8 * c + nibble[i]]) for i in range(8)] for c in range(N // 8)] for g in range(GROUPS)]
-    )
-    weight = repack_awq(qweight, qzeros, scales)
-    assert torch.equal(weight.dequantize(), dequantised(q, zeros, scales, PLAIN))
 
 
 def test_words_lie_as_drawn() -> None:
@@ -116,14 +64,11 @@ def test_quantize_weight(dtype: torch.dtype, limit: float) -> None:
 
 def test_refuses_with_words() -> None:
     q, zeros, scales = random_parts(lowest_zero=1)
-    qweight, qzeros = gptq_words(q, zeros - 1)
     with pytest.raises(ValueError, match=r"must be float16 or bfloat16, got torch\.float32"):
-        repack_gptq(qweight, qzeros, scales.float())
+        pack_int4(q, scales.float(), zeros)
     with pytest.raises(ValueError, match="needs scales and zeros"):
-        repack_gptq(qweight, qzeros[:1], scales)
+        pack_int4(q, scales, zeros[:1])
     with pytest.raises(ValueError, match="groups must hold a multiple of 32 columns"):
         pack_int4(q[:, :80], scales, zeros)
-    with pytest.raises(ValueError, match="g_idx must name each of 5 groups 32 times"):
-        repack_gptq(qweight, qzeros, scales, torch.zeros(K, dtype=torch.int32))
     with pytest.raises(ValueError, match="quantised to float8_e4m3fn or int8, not to"):
         quantize_weight(torch.randn(2, 2), torch.int16)

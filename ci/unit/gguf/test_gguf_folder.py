@@ -7,6 +7,7 @@ Run: pytest ci/unit/gguf/test_gguf_folder.py
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import tokenizers
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf_files import CONFIGS, F32, Q8_0, add_tokenizer, write_model
 
+from inflight.cache_folder import cache_folder
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.executor import resolve_config
@@ -33,6 +35,7 @@ from inflight.supervisor.options import ServeOptions
 from inflight.supervisor.plan import write_repository
 from inflight.text.tokenizer import Tokenizer
 from inflight.weight_identity import weight_identity
+from inflight_kernels.cache_folder import cache_folder as kernels_folder
 
 CHECKPOINT = Path(__file__).resolve().parents[3] / "model_repository" / "llm" / "1" / "checkpoint"
 TEMPLATE = (CHECKPOINT / "chat_template.jinja").read_text(encoding="utf-8")
@@ -53,6 +56,11 @@ def with_tokenizer(writer: GGUFWriter, **values: Any) -> None:
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return write_model(tmp_path, "llama", Q8_0, with_tokenizer).file
+
+
+def test_the_engine_and_its_kernels_keep_things_in_one_place() -> None:
+    """Two functions, as neither imports the other one's."""
+    assert inspect.getsource(cache_folder) == inspect.getsource(kernels_folder)
 
 
 def refusal(make: Callable[[], object]) -> str:

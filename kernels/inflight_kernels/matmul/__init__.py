@@ -54,7 +54,7 @@ def scaled_linear(
 def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
     """x W^T + bias for `x` (T, K) float of the dtype of the weight's scales; returns (T, N).
 
-    `weight` comes from `repack_awq`, `repack_gptq` or `pack_int4`; groups hold a multiple of 32 columns. Weights are
+    `weight` comes from `pack_int4`; groups hold a multiple of 32 columns. Weights are
     dequantised to the dtype of x, products are added in float32. `deterministic` as in `linear`.
     """
     result: Tensor = implementation(x, __name__).int4_linear(x, weight, bias, deterministic)

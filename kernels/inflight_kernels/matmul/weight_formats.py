@@ -1,4 +1,5 @@
-"""Memory layouts of quantised weights, and conversion to them from a float weight or a checkpoint, once at load time.
+"""Memory layouts of quantised weights, and conversion to them, once at load time. How checkpoints store
+such weights is the engine's to know.
 
 8 bits: (N, K) float8_e4m3fn or int8 with a float32 scale for each output channel; w = q * scale.
 
@@ -15,16 +16,6 @@ and 128 rows of a block are contiguous, 8 KiB. Scale and zero point of a group a
     scale_zero[g, n]   bits 31..16: scale[g, n]      15..0: base + zero[g, n]      both as bfloat16, or both as float16
 
 base is 128 in bfloat16 and 1024 in float16: a nibble set into the last bits of this number adds its own value to it.
-
-Checkpoints, both with eight nibbles in an int32, K inputs and N outputs:
-
-    GPTQ   qweight (K / 8, N)   nibble i of word (r, n) is q[n, 8 r + i]
-           qzeros  (G, N / 8)   nibble i of word (g, c) is zero[g, 8 c + i] minus zero_offset: 1 in the first format
-                                ("gptq"), 0 in the second ("gptq_v2")
-           scales  (G, N)       g_idx (K,): the group of each k, absent or k // group_size where columns were not
-                                reordered by activation
-    AWQ    qweight (K, N / 8)   nibble i of word (k, c) is q[8 c + o, k], o the i-th of 0, 2, 4, 6, 1, 3, 5, 7
-           qzeros  (G, N / 8)   likewise, plain; scales (G, N)
 
 Knows no kernel and no device.
 """
@@ -122,38 +113,3 @@ def pack_int4(q: Tensor, scales: Tensor, zeros: Tensor, permutation: Tensor | No
     high = scales.contiguous().view(torch.int16).int() << 16
     low = (zeros + INT4_BASE[scales.dtype]).to(scales.dtype).view(torch.int16).int()
     return Int4Weight(words.to(torch.int16).contiguous(), high | low, scales.dtype, columns, permutation)
-
-
-def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> Int4Weight:
-    """An AWQ checkpoint's tensors (described at the head of this file) as an Int4Weight of the scales' dtype."""
-    return pack_int4(_nibbles(qweight, is_awq=True).T, scales, _nibbles(qzeros, is_awq=True))
-
-
-def repack_gptq(
-    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None = None, zero_offset: int = 1
-) -> Int4Weight:
-    """A GPTQ checkpoint's tensors (described at the head of this file) as an Int4Weight of the scales' dtype.
-
-    With a `g_idx` that is not k // group_size the columns are sorted by group, and the weight's `permutation` says
-    which column of x each one reads. Every group must then hold the same number of columns.
-    """
-    q = _nibbles(qweight.T.contiguous())
-    zeros = _nibbles(qzeros) + zero_offset
-    if g_idx is None:
-        return pack_int4(q, scales, zeros)
-    groups, columns = scales.shape[0], q.shape[1]
-    plain = torch.arange(columns, device=g_idx.device) // (columns // groups)
-    if torch.equal(g_idx.long(), plain):
-        return pack_int4(q, scales, zeros)
-    permutation = g_idx.long().argsort(stable=True)
-    if not torch.equal(g_idx.long()[permutation], plain):
-        raise ValueError(f"g_idx must name each of {groups} groups {columns // groups} times")
-    return pack_int4(q[:, permutation], scales, zeros, permutation)
-
-
-def _nibbles(words: Tensor, *, is_awq: bool = False) -> Tensor:
-    """(R, W) int32 to (R, 8 W): the nibbles of each word from the lowest bits up, or as AWQ orders outputs in them."""
-    shifts = torch.arange(0, 32, 4, device=words.device, dtype=torch.int32)
-    if is_awq:
-        shifts = shifts.view(2, 4).T.reshape(8)
-    return (words.int()[..., None] >> shifts & 15).flatten(1)
