@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +21,17 @@ from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.lora import LoraSlots
 from inflight.layers.rms_norm import RMSNorm
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
-from inflight.layers.weight import DenseWeight, Weight
+from inflight.layers.weight import CodedGroups, DenseWeight, Weight
 from inflight.models.adapter_places import AdapterPlace, AdapterPlaces
 from inflight.models.cache_scales import CacheScales, read_cache_scales
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.expert_blocks import find_experts
+from inflight.models.expert_blocks import ExpertBlocks, find_experts
 from inflight.models.family import ExpertTensors, NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.formats.coded import CodedFormat
+from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import Block, Target, WeightFormat
 from inflight.models.formats.gguf import GgufFormat
-from inflight.models.formats.on_load import OnLoadFormat
+from inflight.models.formats.on_load import HEAD_CODES, OnLoadFormat, quantize_into
 from inflight.models.shared_weights import SharedWeights
 from inflight_kernels import CodedWeight
 
@@ -120,9 +122,31 @@ class WeightLoader:
     def experts(self, tensors: ExpertTensors, prefix: str, hidden_size: int) -> Experts:
         """This rank's share of every expert's intermediate features, and the whole router. No adapter changes them."""
         own = self.even_section("intermediate size of an expert", tensors.intermediate_size)
-        if isinstance(self.weight_format, CodedFormat) and self._are_coded(tensors, prefix):
-            return self._coded_experts(self.weight_format, tensors, prefix, hidden_size, own)
-        router_name, blocks_of_experts = find_experts(self.checkpoint, tensors, prefix, hidden_size, own.start)
+        weight_format, router_format = self.weight_format, self.weight_format
+        router_name = f"{prefix}{tensors.router.name}"
+        gate_up: Tensor | CodedWeight
+        down: Tensor | CodedWeight
+        first = f"{prefix}{tensors.experts}.0.{tensors.gate}"
+        if (
+            isinstance(weight_format, CodedFormat)
+            and not isinstance(weight_format, OnLoadFormat)
+            and not weight_format.is_dense(self.checkpoint, first)
+        ):
+            gate_up, down = self._coded_experts(weight_format, tensors, prefix, hidden_size, own)
+        else:
+            router_name, blocks = find_experts(self.checkpoint, tensors, prefix, hidden_size, own.start)
+            for of_one in blocks:
+                for block in (of_one.gate, of_one.up, of_one.down):
+                    self.checkpoint.check(block.name, block.shape)
+            if isinstance(weight_format, OnLoadFormat):
+                # A wrong choice of experts would cost more than a router's memory.
+                router_format = DenseFormat()
+                gate_up, down = self._experts_on_load(weight_format, blocks, hidden_size, own.size)
+            else:
+                gate_up = self._empty(tensors.num_experts, 2 * own.size, hidden_size)
+                down = self._empty(tensors.num_experts, hidden_size, own.size)
+                for of_one, gate_up_CD, down_DI in zip(blocks, gate_up, down, strict=True):
+                    self._copy_expert(of_one, gate_up_CD, down_DI)
         router = Block(
             name=router_name,
             num_outputs=tensors.num_experts,
@@ -130,70 +154,8 @@ class WeightLoader:
             outputs=range(tensors.num_experts),
             inputs=range(hidden_size),
         )
-        for blocks in blocks_of_experts:
-            for block in (blocks.gate, blocks.up, blocks.down):
-                self.checkpoint.check(block.name, block.shape)
-        gate_up_ECD = self._empty(tensors.num_experts, 2 * own.size, hidden_size)
-        down_EDI = self._empty(tensors.num_experts, hidden_size, own.size)
-        for blocks, gate_up_CD, down_DI in zip(blocks_of_experts, gate_up_ECD, down_EDI, strict=True):
-            gate_ID, up_ID = gate_up_CD.chunk(2)
-            for target, block in ((gate_ID, blocks.gate), (up_ID, blocks.up), (down_DI, blocks.down)):
-                stacked = target.view((1,) * (len(block.shape) - target.dim()) + target.shape)
-                self.checkpoint.copy_into(stacked, block.name, block.shape, block.starts)
-        return self._experts(tensors, router, gate_up_ECD, down_EDI)
-
-    def _are_coded(self, tensors: ExpertTensors, prefix: str) -> bool:
-        first = f"{prefix}{tensors.experts}.0.{tensors.gate}"
-        return isinstance(self.weight_format, CodedFormat) and not self.weight_format.is_dense(self.checkpoint, first)
-
-    def _coded_experts(
-        self, weight_format: CodedFormat, tensors: ExpertTensors, prefix: str, hidden_size: int, own: Section
-    ) -> Experts:
-        if self.device.type == "cuda":
-            raise ConfigurationError(
-                f"{self.checkpoint.folder}: quantized experts ({weight_format.quantized}) are multiplied on CPUs only; "
-                "use the float16 or bfloat16 checkpoint"
-            )
-        features = range(own.start, own.start + own.size)
-
-        def wide(name: str) -> Block:
-            return Block(
-                name=name,
-                num_outputs=own.num_features,
-                num_inputs=hidden_size,
-                outputs=features,
-                inputs=range(hidden_size),
-            )
-
-        names = [f"{prefix}{tensors.experts}.{number}" for number in range(tensors.num_experts)]
-        gate_up = [[wide(f"{name}.{tensors.gate}"), wide(f"{name}.{tensors.up}")] for name in names]
-        down = [
-            [
-                Block(
-                    name=f"{name}.{tensors.down}",
-                    num_outputs=hidden_size,
-                    num_inputs=own.num_features,
-                    outputs=range(hidden_size),
-                    inputs=features,
-                )
-            ]
-            for name in names
-        ]
-        router = Block(
-            name=f"{prefix}{tensors.router.name}",
-            num_outputs=tensors.num_experts,
-            num_inputs=hidden_size,
-            outputs=range(tensors.num_experts),
-            inputs=range(hidden_size),
-        )
-        read = (weight_format.read_experts(self.checkpoint, each, self._target) for each in (gate_up, down))
-        return self._experts(tensors, router, *read)
-
-    def _experts(
-        self, tensors: ExpertTensors, router: Block, gate_up: Tensor | CodedWeight, down: Tensor | CodedWeight
-    ) -> Experts:
         return Experts(
-            router=self.weight_format.read(self.checkpoint, [router], self._target),
+            router=router_format.read(self.checkpoint, [router], self._target),
             gate_up_ECD=gate_up,
             down_EDI=down,
             num_chosen=tensors.num_chosen,
@@ -201,6 +163,57 @@ class WeightLoader:
             group=self.group,
             deterministic=self.deterministic,
         )
+
+    def _copy_expert(self, blocks: ExpertBlocks, gate_up_CD: Tensor, down_DI: Tensor) -> None:
+        gate_ID, up_ID = gate_up_CD.chunk(2)
+        for target, block in ((gate_ID, blocks.gate), (up_ID, blocks.up), (down_DI, blocks.down)):
+            stacked = target.view((1,) * (len(block.shape) - target.dim()) + target.shape)
+            self.checkpoint.copy_into(stacked, block.name, block.shape, block.starts)
+
+    def _coded_experts(
+        self, weight_format: CodedFormat, tensors: ExpertTensors, prefix: str, hidden_size: int, own: Section
+    ) -> list[Tensor | CodedWeight]:
+        """Gate and up, and down, of a checkpoint whose experts have codes, in tensors of their own."""
+        self._refuse_coded_experts(weight_format.quantized)
+        features, every = range(own.start, own.start + own.size), range(hidden_size)
+        wide: dict[str, Any] = {
+            "num_outputs": own.num_features,
+            "num_inputs": hidden_size,
+            "outputs": features,
+            "inputs": every,
+        }
+        tall: dict[str, Any] = {
+            "num_outputs": hidden_size,
+            "num_inputs": own.num_features,
+            "outputs": every,
+            "inputs": features,
+        }
+        names = [f"{prefix}{tensors.experts}.{number}" for number in range(tensors.num_experts)]
+        gate_up = [[Block(name=f"{name}.{each}", **wide) for each in (tensors.gate, tensors.up)] for name in names]
+        down = [[Block(name=f"{name}.{tensors.down}", **tall)] for name in names]
+        return [weight_format.read_experts(self.checkpoint, each, self._target) for each in (gate_up, down)]
+
+    def _experts_on_load(
+        self, weight_format: OnLoadFormat, blocks: Sequence[ExpertBlocks], hidden_size: int, inner_size: int
+    ) -> list[CodedWeight]:
+        """The same of one whose experts have floats, which become codes."""
+        self._refuse_coded_experts(weight_format.quantized)
+        shapes = (2 * inner_size, hidden_size), (hidden_size, inner_size)
+        weights = [weight_format.allocate(weight_format.code, (len(blocks), *shape), self._target) for shape in shapes]
+        if self.checkpoint.is_read and self.device.type != "meta":
+            gate_up_CD, down_DI = (torch.empty(shape) for shape in shapes)
+            for expert, of_one in enumerate(blocks):
+                self._copy_expert(of_one, gate_up_CD, down_DI)
+                for weight, values in zip(weights, (gate_up_CD, down_DI), strict=True):
+                    quantize_into(weight.of_expert(expert), values)
+        return weights
+
+    def _refuse_coded_experts(self, quantized: str) -> None:
+        if self.device.type == "cuda":
+            raise ConfigurationError(
+                f"{self.checkpoint.folder}: quantized experts ({quantized}) are multiplied on CPUs only; use the "
+                "float16 or bfloat16 checkpoint, with quantization none"
+            )
 
     def norm(self, tensor: NotSplit, prefix: str, size: int, eps: float) -> RMSNorm:
         return RMSNorm(self.vector(f"{prefix}{tensor.name}.weight", size), eps)
@@ -254,11 +267,14 @@ class WeightLoader:
             table_UD = self.by_vocabulary(tensor, vocab_size, hidden_size).weight_UD
         if not (isinstance(weight_format, OnLoadFormat) and self.keeps_codes):
             return DenseWeight(table_UD)
-        is_read = self.checkpoint.is_read and self.device.type != "meta"
-        weight = weight_format.head_weight(table_UD, self._target, is_read=is_read)
+        weight = weight_format.allocate(
+            HEAD_CODES.get(weight_format.code, weight_format.code), table_UD.shape, self._target
+        )
+        if self.checkpoint.is_read and self.device.type != "meta":
+            quantize_into(weight, table_UD)
         if self.memory is not None and not is_embedding:
             self.memory.release(table_UD)
-        return weight
+        return CodedGroups(weight)
 
     def _adapters_of(self, blocks: Sequence[Block]) -> LoraSlots | None:
         """Slots for the adapters of a product, if it takes any. Blocks of one tensor are one layer to an adapter."""

@@ -21,7 +21,7 @@ from tiny_checkpoints import make_prompt, write_checkpoint
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
-from inflight.layers.weight import CodedGroups
+from inflight.layers.weight import CodedGroups, DenseWeight
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import CompiledNetwork
 from inflight.models.config import ModelConfig
@@ -30,7 +30,7 @@ from inflight.models.formats.bitsandbytes import STATE, Nf4Format
 from inflight.models.formats.format import Block, Target
 from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.weights import WeightLoader
-from inflight_kernels import Code
+from inflight_kernels import Code, CodedWeight
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -148,6 +148,26 @@ def test_networks_of_codes_are_near_those_of_floats(config: Any, tmp_path: Path)
     assert found["none"] < SAME < found["int8"] < found["fp8"] < found["int4"]
     # A token of experts may go to other ones.
     assert found["int8"] < 0.5 or config is EXPERTS
+
+
+@needs_compiler
+def test_stacked_experts_become_the_same_codes_and_routers_none(tmp_path: Path) -> None:
+    found = []
+    for is_stacked in (False, True):
+        folder = tmp_path / str(is_stacked)
+        checkpoint = write_checkpoint(folder, EXPERTS, 1, torch.float32)
+        if is_stacked:
+            checkpoint.model.save_pretrained(folder, save_original_format=False)
+        found.append([work.output_log_probs for work in run(folder, PROMPTS, quantization="int4", **IN_CPP)])
+        model, cpu = ModelConfig.load(folder), torch.device("cpu")
+        assert model.family.experts is not None
+        with Checkpoint(folder) as tensors:
+            loader = WeightLoader(
+                tensors, OnLoadFormat(Code.INT4), FakeGroup(0, 1), torch.float32, cpu, keeps_codes=True
+            )
+            experts = loader.experts(model.family.experts, "model.layers.0.", 128)
+        assert isinstance(experts.router, DenseWeight) and isinstance(experts.down_EDI, CodedWeight)
+    assert found[0] == found[1]
 
 
 @needs_compiler

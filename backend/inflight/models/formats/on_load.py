@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from inflight.errors import ConfigurationError
-from inflight.layers.weight import CodedGroups, Weight
+from inflight.layers.weight import Weight
 from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
 from inflight.models.formats.coded import GROUP_UNIT, CodedFormat, Coding, Part
 from inflight.models.formats.format import Block, Target
@@ -71,21 +71,24 @@ class OnLoadFormat(CodedFormat):
             )
         return CodedFormat.read(self, checkpoint, blocks, target)
 
-    def head_weight(self, table_OI: Tensor, target: Target, *, is_read: bool) -> CodedGroups:
-        """The weight of the head, whose floats are `table_OI`, if they are read."""
-        code, (num_outputs, num_inputs) = HEAD_CODES.get(self.code, self.code), table_OI.shape
-        weight = CodedWeight(
+    @staticmethod
+    def allocate(code: Code, shape: Sequence[int], target: Target) -> CodedWeight:
+        """Of `shape` (…, O, I), for `quantize_into`: of a head, or of experts."""
+        *rows, num_inputs = shape
+        return CodedWeight(
             code=code,
-            codes=target.empty(num_outputs, num_inputs * code.bits // 8, dtype=torch.uint8),
-            scales=target.empty(num_outputs, -(-num_inputs // GROUP_UNIT), dtype=torch.float16),
+            codes=target.empty(*rows, num_inputs * code.bits // 8, dtype=torch.uint8),
+            scales=target.empty(*rows, -(-num_inputs // GROUP_UNIT), dtype=torch.float16),
             zeros=None,
             group_size=GROUP_UNIT,
         )
-        if is_read:
-            found, scales = quantize(code, table_OI)
-            weight.codes.copy_(found if code.bits == 8 else join_halves(found))
-            weight.scales.copy_(scales)
-        return CodedGroups(weight)
+
+
+def quantize_into(weight: CodedWeight, values_OI: Tensor) -> None:
+    """Write what `values_OI` become into a weight (O, I)."""
+    codes, scales = quantize(weight.code, values_OI)
+    weight.codes.copy_(codes if weight.code.bits == 8 else join_halves(codes))
+    weight.scales.copy_(scales)
 
 
 def quantize(code: Code, values_OI: Tensor) -> tuple[Tensor, Tensor]:
