@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -176,21 +175,18 @@ class WeightLoader:
         """Gate and up, and down, of a checkpoint whose experts have codes, in tensors of their own."""
         self._refuse_coded_experts(weight_format.quantized)
         features, every = range(own.start, own.start + own.size), range(hidden_size)
-        wide: dict[str, Any] = {
-            "num_outputs": own.num_features,
-            "num_inputs": hidden_size,
-            "outputs": features,
-            "inputs": every,
-        }
-        tall: dict[str, Any] = {
-            "num_outputs": hidden_size,
-            "num_inputs": own.num_features,
-            "outputs": every,
-            "inputs": features,
-        }
+
+        def wide(name: str) -> Block:
+            count = own.num_features
+            return Block(name=name, num_outputs=count, num_inputs=hidden_size, outputs=features, inputs=every)
+
+        def tall(name: str) -> Block:
+            count = own.num_features
+            return Block(name=name, num_outputs=hidden_size, num_inputs=count, outputs=every, inputs=features)
+
         names = [f"{prefix}{tensors.experts}.{number}" for number in range(tensors.num_experts)]
-        gate_up = [[Block(name=f"{name}.{each}", **wide) for each in (tensors.gate, tensors.up)] for name in names]
-        down = [[Block(name=f"{name}.{tensors.down}", **tall)] for name in names]
+        gate_up = [[wide(f"{name}.{each}") for each in (tensors.gate, tensors.up)] for name in names]
+        down = [[tall(f"{name}.{tensors.down}")] for name in names]
         return [weight_format.read_experts(self.checkpoint, each, self._target) for each in (gate_up, down)]
 
     def _experts_on_load(
