@@ -2,22 +2,31 @@
 # The base is an argument, so that a mirror or a newer release can take its place; its Python must be 3.10 to 3.13.
 ARG BASE=nvcr.io/nvidia/tritonserver:24.10-py3
 
-FROM ${BASE} AS wheel
+FROM ${BASE} AS torch
+COPY constraints.txt /opt/inflight/constraints.txt
+# An environment of its own: nothing that the base ships, numpy 2 above all, is then in the way of what is pinned.
+RUN python3 -m pip install --no-cache-dir virtualenv==20.35.4 \
+    && python3 -m virtualenv /opt/inflight/venv \
+    && /opt/inflight/venv/bin/pip install --no-cache-dir --constraint /opt/inflight/constraints.txt torch
+
+# The layers in C++ are compiled here, so that the image that serves needs no compiler for them.
+FROM torch AS wheel
+# Sets of instructions: all of this architecture, none (for others than x86-64 and aarch64), or names.
+ARG VARIANTS=all
+# hadolint ignore=DL3008
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
 COPY backend backend
 COPY kernels kernels
 COPY client client
 COPY model_repository model_repository
-RUN python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
+RUN PYTHONPATH=kernels /opt/inflight/venv/bin/python -m inflight_kernels.cpu.prebuilt /libraries "${VARIANTS}" \
+    && INFLIGHT_LIBRARIES=/libraries python3 -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheel .
 
-FROM ${BASE} AS engine
-COPY constraints.txt /opt/inflight/constraints.txt
-# An environment of its own: nothing that the base ships, numpy 2 above all, is then in the way of what is pinned.
+FROM torch AS engine
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel \
-    python3 -m pip install --no-cache-dir virtualenv==20.35.4 \
-    && python3 -m virtualenv /opt/inflight/venv \
-    && /opt/inflight/venv/bin/pip install --no-cache-dir --constraint /opt/inflight/constraints.txt /wheel/*.whl
+    /opt/inflight/venv/bin/pip install --no-cache-dir --constraint /opt/inflight/constraints.txt /wheel/*.whl
 RUN useradd --create-home --uid 1001 inflight && install --directory --owner=inflight /opt/inflight/kernels
 USER 1001
 WORKDIR /home/inflight

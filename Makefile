@@ -3,7 +3,7 @@
 #   make PYTHON=python3.12 …   builds .venv with another Python (3.10 to 3.13)
 #   make TORCH_INDEX=URL …     installs torch from another package index, such as that of its CPU builds
 #   make serve ARGS="--tensor-parallel-size 2"   hands options to `inflight serve`; other targets hand theirs to what they
-#                                               run, except help, prometheus, lint and clean, which take none
+#                                               run, except help, prometheus, aarch64, lint and clean, which take none
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,6 +17,7 @@ READY := $(VENV)/.ready
 CHECKPOINT := model_repository/llm/1/checkpoint
 IMAGE ?= inflight:latest
 PROMETHEUS := build/prometheus
+AARCH64 := build/aarch64
 ARGS ?=
 # Of each run the slowest tests are told; CONTRIBUTING.md has a budget for each folder.
 DURATIONS := --durations 10 --durations-min 1
@@ -27,9 +28,9 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
-.PHONY: help serve docs pictures test test-full test-changed references green unit kernels L0 prometheus lint bench \
-  bench-features bench-host bench-openai bench-front-ends load-test demo-survival chaos mutants default-model dist sbom \
-  image test-gpu gpu-bench gpu-bench-kernels gpu-tune-kernels clean
+.PHONY: help serve docs pictures test test-full test-changed references green unit kernels L0 prometheus aarch64 lint \
+  bench bench-features bench-host bench-openai bench-front-ends load-test demo-survival chaos mutants default-model dist \
+  sbom image test-gpu gpu-bench gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-zA-Z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS=$$'\t' read -r word meaning; do \
@@ -57,7 +58,7 @@ serve: $(READY) ## serve the default model until Ctrl-C, and stream one completi
 	@exec $(BIN)/inflight serve $(ARGS)
 
 # What waits for servers leaves the cores to what computes, so unit tests fill one run with those against servers.
-test: $(READY) prometheus kernels ## run every test; builds .venv first if needed
+test: $(READY) prometheus aarch64 kernels ## run every test; builds .venv first if needed
 	$(FILES_AT_A_TIME) 4 ci/L0_* ci/unit $(DURATIONS) $(UNCHANGED)
 
 # Each random history of the scheduler and the KV cache is one of 50 steps.
@@ -112,10 +113,26 @@ prometheus: ## fetch Prometheus, which checks metrics, alert rules and dashboard
 	  mkdir -p $(PROMETHEUS) && cd $(PROMETHEUS) && apt-get -q download prometheus && dpkg-deb -x prometheus_*.deb . \
 	    && rm prometheus_*.deb || echo "Prometheus cannot be had here: the tests of ci/L0_monitoring will be skipped."; fi
 
+# Likewise. The compiler uses what g++ of this machine brings: libisl, libmpc, libmpfr. Of the emulators only one is kept,
+# last: with it all is there.
+AARCH64_PACKAGES := g++-12-aarch64-linux-gnu gcc-12-aarch64-linux-gnu cpp-12-aarch64-linux-gnu \
+  binutils-aarch64-linux-gnu libgcc-12-dev-arm64-cross libgcc-s1-arm64-cross libgomp1-arm64-cross \
+  libstdc++-12-dev-arm64-cross libstdc++6-arm64-cross libc6-dev-arm64-cross libc6-arm64-cross linux-libc-dev-arm64-cross
+aarch64: ## fetch a compiler for aarch64 and an emulator, which test the C++ for it, where apt has them
+	@if [ ! -x $(AARCH64)/usr/bin/qemu-aarch64-static ] \
+	    && ! { command -v aarch64-linux-gnu-g++ && command -v qemu-aarch64-static; } >/dev/null; then \
+	  rm -rf $(AARCH64) && mkdir -p $(AARCH64) && cd $(AARCH64) \
+	    && apt-get -q download $(AARCH64_PACKAGES) qemu-user-static \
+	    && dpkg-deb --fsys-tarfile qemu-user-static_*.deb > qemu.tar && rm qemu-user-static_*.deb \
+	    && for package in *.deb; do dpkg-deb -x $$package .; done && rm *.deb \
+	    && tar -xf qemu.tar ./usr/bin/qemu-aarch64-static && rm qemu.tar \
+	    || echo "A compiler for aarch64 cannot be had here: ci/unit/kernels/test_aarch64.py will be skipped."; fi
+
 lint: $(READY) ## check style, types, the C++ and the Dockerfile
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror kernels/inflight_kernels/cpu/native/*.* kernels/inflight_kernels/cpu/native/isa/*
+	$(BIN)/clang-format --dry-run -Werror kernels/inflight_kernels/cpu/native/*.* kernels/inflight_kernels/cpu/native/isa/* \
+	  ci/helpers/native_digests/*
 	$(BIN)/hadolint Dockerfile
 
 # mkdocs-material tells of its successor at each build unless it is told not to.
@@ -158,14 +175,20 @@ default-model: $(READY) ## train the default checkpoint and its adapters again
 	$(BIN)/python ci/default_model/train.py --out $(CHECKPOINT) $(ARGS)
 	$(BIN)/python ci/default_model/train_adapters.py --checkpoint $(CHECKPOINT) --out $(CHECKPOINT)/../adapters
 
-# Each wheel is built from its own sdist, which is thereby known to be whole.
+# Each wheel is built from its own sdist, which is thereby known to be whole. VARIANTS are the sets of instructions that
+# the engine's carries libraries for: all, none, here, or names (kernels/inflight_kernels/cpu/prebuilt.py).
 DIST := dist
+VARIANTS := all
+LIBRARIES = $(abspath $(DIST))/libraries
 SDIST = $(abspath $(BIN))/python -m hatchling build --target sdist --directory $(abspath $(DIST))
-dist: $(READY) ## build sdist and wheel, of the engine and of the client alone, in dist/
-	@rm -f $(DIST)/inflight-* $(DIST)/inflight_client-*
+dist: $(READY) ## build sdist and wheel, of the engine and of the client alone, in dist/; VARIANTS=here is faster
+	@rm -rf $(DIST)/inflight-* $(DIST)/inflight_client-* $(LIBRARIES)
+	PYTHONPATH=kernels $(BIN)/python -m inflight_kernels.cpu.prebuilt $(LIBRARIES) $(VARIANTS)
 	$(SDIST)
 	cd client && $(SDIST)
-	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) $(DIST)/*.tar.gz
+	INFLIGHT_LIBRARIES=$(LIBRARIES) $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) \
+	  $(DIST)/*.tar.gz
+	@rm -r $(LIBRARIES)
 	@ls -l $(DIST)/*.whl
 
 sbom: $(READY) ## write the software bill of materials (CycloneDX) of what constraints.txt pins, in dist/

@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "backend"))
 
+from ci.page_part import with_part  # noqa: E402
 from inflight.metric_families import FAMILIES  # noqa: E402
 from inflight.server.tensors.dialect import MAX_PROMPTS, Dialect, InputTensor, OutputTensor  # noqa: E402
 from inflight.server.tensors.dialects import (  # noqa: E402
@@ -103,11 +104,7 @@ def config(name: str, dialect: Dialect, *, decoupled: bool) -> str:
 
 def with_tables(page: str) -> str:
     """The page with the tables as they are now. Raises ValueError if it has no place for them."""
-    before, found, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        raise ValueError(f"{PAGE} lacks the lines between which the tables stand")
-    return before + BEGIN + "\n" + tables() + "\n" + END + after
+    return with_part(page, BEGIN, END, tables())
 
 
 def _tensors(kind: str, tensors: tuple[InputTensor | OutputTensor, ...], more: str) -> list[str]:

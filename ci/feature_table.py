@@ -15,6 +15,8 @@ sys.path.insert(0, str(CI / "helpers"))
 from engine_features import ENGINE_FEATURES, EngineFeature  # noqa: E402
 from request_kinds import KINDS, WAYS, RequestKind  # noqa: E402
 
+from ci.page_part import with_part  # noqa: E402
+
 PAGE = CI / "FEATURES.md"
 BEGIN, END = "<!-- features: made by python -m ci.feature_table -->\n", "<!-- /features -->\n"
 
@@ -37,11 +39,7 @@ def _cells(row: RequestKind | EngineFeature) -> list[str]:
 
 def with_table(page: str) -> str:
     """The page with the table as it is now. Raises ValueError if it has no place for it."""
-    before, found, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
-        raise ValueError(f"{PAGE} lacks the lines between which the table of features stands")
-    return before + BEGIN + "\n" + feature_table() + "\n" + END + after
+    return with_part(page, BEGIN, END, feature_table())
 
 
 if __name__ == "__main__":

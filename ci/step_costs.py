@@ -26,9 +26,9 @@ from fake_cuda.context import fake_cuda
 from fake_cuda.device import FakeDevice
 from fake_cuda.engine import FakeEngine
 from fake_cuda.modes import MODES, steps_of, steps_of_blocks, steps_of_draft_model
-from fake_cuda.networks import FAMILIES, LLAMA_8B, FakeRanks
+from fake_cuda.networks import FAMILIES, LLAMA_8B, QWEN3_30B_A3B, WHOLE_ONLY, FakeRanks
 from fake_cuda.trace import COLLECTIVE, OPERATION
-from fp8_checkpoints import QUANTIZATION
+from fp8_checkpoints import BLOCK_QUANTIZATION, QUANTIZATION
 
 from inflight.scheduler_output import SchedulerOutput
 from inflight_kernels.matmul.gpu.linear import CANDIDATES
@@ -45,25 +45,31 @@ Steps = Iterator[tuple[str, SchedulerOutput]]
 def measure(num_ranks: int) -> dict[str, Counts]:
     """By "what | step | ranks"."""
     rows: dict[str, Counts] = {}
-    for what, steps, options in _cases():
+    for what, steps, options in _cases(num_ranks):
         found = _run(steps, options, num_ranks)
         rows |= {f"{what} | {step} | ranks {num_ranks}": counts for step, counts in found.items()}
     return rows
 
 
-def _cases() -> Iterator[tuple[str, Callable[[], Steps], dict[str, Any]]]:
+def _cases(num_ranks: int) -> Iterator[tuple[str, Callable[[], Steps], dict[str, Any]]]:
     for name, mode in MODES.items():
         yield name, partial(steps_of, mode), {"with_options": name in ("adapter", "post-processor")}
     yield "draft model", partial(steps_of_draft_model, MODES["filters"]), {"with_draft_model": True}
     # The addresses of all caches are sent to the device when the first block is copied, which is before any request.
     yield "moved blocks", steps_of_blocks, {"with_options": True, "warms_up": True}
     yield "deterministic", partial(steps_of, MODES["greedy"]), {"deterministic": True}
-    yield "fp8 cache", partial(steps_of, MODES["filters"]), {"stores_fp8": True}
+    yield "fp8 cache", partial(steps_of, MODES["filters"]), {"kv_dtype": torch.float8_e4m3fn}
     yield "own linears", _with_own_linears, {}
     fp8 = {"values": {**LLAMA_8B, "quantization_config": QUANTIZATION}}
     yield "fp8 weights", partial(steps_of, MODES["greedy"]), fp8
     yield "fp8 weights, adapters", partial(steps_of, MODES["adapter"]), {**fp8, "with_options": True}
+    blocks = {"values": {**LLAMA_8B, "quantization_config": BLOCK_QUANTIZATION}}
+    yield "fp8 weights by blocks", partial(steps_of, MODES["greedy"]), blocks
+    experts = {"values": {**QWEN3_30B_A3B, "quantization_config": BLOCK_QUANTIZATION}}
+    yield "fp8 experts by blocks", partial(steps_of, MODES["greedy"]), experts
     for name, values in FAMILIES.items():
+        if num_ranks > 1 and name in WHOLE_ONLY:
+            continue
         yield f"family {name}", partial(steps_of, MODES["greedy"]), {"values": values}
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+from ci.page_part import renew
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "backend" / "ARCHITECTURE.md"
@@ -61,9 +62,4 @@ def with_descriptions(page: str) -> str:
 
 
 if __name__ == "__main__":
-    before = PAGE.read_text(encoding="utf-8")
-    after = with_descriptions(before)
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(after, encoding="utf-8")
-    elif before != after:
-        sys.exit("The tree is not what the docstrings say: python -m ci.tree --write")
+    renew(PAGE, with_descriptions, "The tree is not what the docstrings say: python -m ci.tree --write")

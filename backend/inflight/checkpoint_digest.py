@@ -21,6 +21,8 @@ FILES = ("*.json", "*.safetensors", "*.gguf", "*.model", "*.txt")
 
 ALIKE = ("checkpoint", "num_ranks", "data_parallel_size")
 """Fields of EngineDescription on which no bit of a logit depends: a folder's name, and how many replicas there are."""
+ROUNDED_CACHES = ("fp8", "int8")
+"""Of kv_cache_dtype."""
 FINGERPRINT_BYTES = 6
 
 
@@ -40,15 +42,20 @@ def checkpoint_digest(folders: Sequence[str], description: EngineDescription) ->
     every machine with the same files.
 
     Sums that are rounded more coarsely than float32's also follow what adds them up: the layers and their order,
-    whether they are deterministic, and how many ranks share a layer. So does what fp8 rounds: keys and values, or
-    activations."""
+    whether they are deterministic, and how many ranks share a layer. So does what 8 bits round: keys and values, or
+    activations. Weights may be quantised as they are read, and activations as they are multiplied."""
     decisive: tuple[object, ...] = (description.device, description.dtype)
-    if description.kv_cache_dtype == "fp8":
-        decisive += ("fp8",)
-    if "fp8" in (description.kv_cache_dtype, description.weight_dtype) or description.dtype != "float32":
+    rounds_keys = description.kv_cache_dtype in ROUNDED_CACHES
+    if rounds_keys:
+        decisive += (description.kv_cache_dtype,)
+    if rounds_keys or description.weight_dtype == "fp8" or description.dtype != "float32":
         decisive += (description.layers, description.deterministic, description.tensor_parallel_size)
+    if description.weight_dtype not in ("", description.dtype):
+        decisive += (description.weight_dtype,)
     if description.sum_order:
         decisive += (description.sum_order,)
+    if description.activations:
+        decisive += ("times", description.activations)
     digest = hashlib.blake2b(repr(decisive).encode(), digest_size=DIGEST_BYTES)
     for folder in dict.fromkeys(filter(None, folders)):
         for path in sorted(path for pattern in FILES for path in Path(folder).glob(pattern)):

@@ -19,6 +19,8 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 GGUF = "model.gguf"
 """Link to a GGUF file, in the folder that was made of its metadata."""
+GGUF_PARTS = "model-*-of-*.gguf"
+"""Likewise to the parts behind the first one, of a model in several files."""
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
 """Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
 TEMPLATES = "additional_chat_templates"
@@ -33,7 +35,7 @@ SMALL_FILES = (
     f"{TEMPLATES}/*.jinja",
     *VOCABULARIES,
 )
-READ = (CONFIG, QUANTIZATION, INDEX, *SMALL_FILES, "*.safetensors", GGUF)
+READ = (CONFIG, QUANTIZATION, INDEX, *SMALL_FILES, "*.safetensors", GGUF, GGUF_PARTS)
 
 
 def check_files(folder: str | Path) -> None:

@@ -57,7 +57,8 @@ class EngineConfig:
 
     gpt_model_path: str = "checkpoint"
     """Hugging Face checkpoint folder, or a GGUF file; a relative path starts at the model's version folder. Or
-    ORGANISATION/NAME of a model on the hub, with @REVISION behind it or without, unless something lies at that path."""
+    ORGANISATION/NAME of a model on the hub, with :TAG of a GGUF file, @REVISION, both or neither behind it, unless
+    something lies at that path."""
     tokenizer_dir: str = ""
     """Folder of the tokenizer; unset = the checkpoint folder."""
     gpt_model_type: str = "inflight_fused_batching"
@@ -150,7 +151,7 @@ class EngineConfig:
     tokens_per_block: int = 0
     """KV cache block size, a power of two; 0 = 16, on a GPU 64."""
     kv_cache_dtype: str = "auto"
-    """auto (the type of the activations) or fp8 (e4m3: half of 16 bits, and rounded; on a GPU from sm_89 on)."""
+    """auto (the type of the activations), fp8 (e4m3, on GPUs from sm_89 on) or int8 (a scale for a token and head)."""
     max_tokens_in_paged_kv_cache: int = 0
     """KV cache size in tokens; if a memory fraction is set too, the smaller size applies; 0 = by fraction alone."""
     kv_cache_free_gpu_mem_fraction: float = 0.0
@@ -195,10 +196,13 @@ class EngineConfig:
     """Bytes of adapters that a rank keeps in host memory; those not used for the longest time are dropped first."""
 
     cpu_compile: str = "auto"
-    """Layers in C++: auto (native networks on one machine, a CPU with AVX2, g++ at hand), true or false."""
+    """Layers in C++: auto (native networks on one machine, a CPU with AVX2 or NEON, a wheel or g++), true or false."""
     cpu_order: str = "auto"
     """Order in which C++ adds up products of bfloat16: auto (amx where there is AMX, else fma), fma or amx. Machines
     with the same order compute the same bits."""
+    cpu_activations: str = "auto"
+    """What C++ multiplies int8 and int4 weights with: keep (activations as they are), int8 (quantised by token and
+    group: faster, rounded), auto (int8 if the checkpoint says so, else keep)."""
     cuda_graph_mode: bool = True
     """Decode steps of the engine's own layers replay CUDA graphs, recorded before the engine is ready. Without effect
     on a CPU and with several pipeline stages."""
@@ -248,10 +252,11 @@ class EngineConfig:
         one_of("model_impl", self.model_impl, ("auto", "native", "transformers"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         one_of("quantization", self.quantization, ("none", "int8", "int4", "fp8"))
-        one_of("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8"))
+        one_of("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8", "int8"))
         one_of("device", self.device, ("auto", "cpu", "cuda"))
         one_of("cpu_compile", self.cpu_compile, ("auto", "true", "false"))
         one_of("cpu_order", self.cpu_order, ("auto", "fma", "amx"))
+        one_of("cpu_activations", self.cpu_activations, ("auto", "keep", "int8"))
         one_of("generation_config", self.generation_config, ("auto", "none"))
         if self.otlp_traces_endpoint and not self.otlp_traces_endpoint.startswith(("http://", "https://")):
             raise ConfigurationError(
@@ -275,6 +280,9 @@ class EngineConfig:
             )
         if self.tokens_per_block & (self.tokens_per_block - 1):
             raise ConfigurationError(f"tokens_per_block must be a power of two, got {self.tokens_per_block}")
+        if self.kv_cache_dtype == "int8" and self.tokens_per_block in (1, 2):
+            # Blocks are copied 16 bytes at a time, those of scales too.
+            raise ConfigurationError("kv_cache_dtype int8 needs tokens_per_block to be at least 4, or 0")
         for key in ("kv_cache_free_gpu_mem_fraction", "lora_cache_gpu_memory_fraction"):
             if not 0.0 <= getattr(self, key) <= 1.0:
                 raise ConfigurationError(f"{key} must be between 0 and 1, got {getattr(self, key)}")

@@ -28,6 +28,8 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Of activations, such as bfloat16."""
     weight_dtype: str = ""
     """Of the weights: that, or as the checkpoint stores quantised ones, int4 or fp8."""
+    activations: str = ""
+    """What C++ layers make of those that quantised weights are multiplied with: int8; empty if they are kept."""
     kv_cache_dtype: str = ""
     """Of the keys and values in the cache: that of the activations, or fp8."""
     deterministic: bool = False
@@ -47,7 +49,8 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"{self.architecture} on {self.device} ({self.device_name}), {self.layers} layers; "
             f"{self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}{shared}; "
-            f"dtype {self.dtype}, weights {self.weight_dtype}, KV cache {self.kv_cache_dtype} of "
+            f"dtype {self.dtype}, weights {self.weight_dtype}{' times ' * bool(self.activations)}{self.activations}, "
+            f"KV cache {self.kv_cache_dtype} of "
             f"{limits.kv_cache_tokens} tokens{' a replica' if self.data_parallel_size > 1 else ''}; "
             f"max_batch_size {limits.max_batch_size}, max_seq_len {limits.max_seq_len}"
         )

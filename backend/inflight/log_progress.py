@@ -18,8 +18,8 @@ class LogProgress:
         self, logger: logging.Logger, what: str, total: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`what`: with its unit, such as "tensors are read"; it begins now. `total`: how many there are to do."""
+        self.what = what
         self._logger = logger
-        self._what = what
         self._total = total
         self._clock = clock
         self._began = self._told = clock()
@@ -32,7 +32,7 @@ class LogProgress:
             self._logger.info("%s", self._describe(number, now - self._began))
 
     def _describe(self, number: int, seconds: float) -> str:
-        return f"{number} of {self._total} {self._what} after {seconds:.0f} s"
+        return f"{number} of {self._total} {self.what} after {seconds:.0f} s"
 
 
 class ByteProgress(LogProgress):
@@ -46,4 +46,4 @@ class ByteProgress(LogProgress):
 
     def _describe(self, number: int, seconds: float) -> str:
         done, total, rate = number / 1e9, self._total / 1e9, number / 1e9 / seconds
-        return f"{done:.2f} of {total:.2f} GB {self._what} after {seconds:.1f} s, {rate:.2f} GB/s"
+        return f"{done:.2f} of {total:.2f} GB {self.what} after {seconds:.1f} s, {rate:.2f} GB/s"

@@ -1,4 +1,4 @@
-"""A checkpoint that has no native layers behind a real tritonserver: its streams carry what transformers generates.
+"""A network that transformers' code computes behind a real tritonserver: its streams carry what transformers generates.
 
 pytest ci/L0_backend/test_transformers.py
 """
@@ -27,6 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
 def transformers_server(checkpoint: TinyCheckpoint) -> Iterator[ServerProcess]:
     parameters = {
         "gpt_model_path": str(checkpoint.folder),
+        "model_impl": "transformers",
         "tokenizer_dir": str(TOKENIZER),
         "dtype": "float32",
         "max_batch_size": "8",

@@ -1,4 +1,5 @@
-"""Both wheels that `make dist` builds, each in a fresh environment: the engine's serves, the client's talks to it.
+"""Both wheels that `make dist` builds, each in a fresh environment: the engine's serves without a compiler, and the
+client's talks to it.
 
 The server is their own: no other test has one that runs from a wheel.
 """
@@ -6,10 +7,15 @@ The server is their own: no other test has one that runs from a wheel.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
+import platform
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +24,9 @@ from free_ports import free_port
 from fresh_environment import PATIENCE, FreshEnvironment
 
 from inflight.supervisor.install_server import PACKAGE
+from inflight_kernels.cpu import unsupported_reason
+from inflight_kernels.cpu.library import prebuilt_name
+from inflight_kernels.cpu.prebuilt import sources
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = json.loads((ROOT / "ci" / "golden" / "default_model.json").read_text())[0]
@@ -33,16 +42,30 @@ print(json.dumps({"pieces": pieces, "engine": [bool(importlib.util.find_spec(n))
 """
 
 
+LOADING = """
+import torch
+from inflight_kernels.cpu import load_library
+
+print(load_library(torch.float32).functions._name)
+print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "libgomp" in line}))
+"""
+
+VARIANTS = "none" if unsupported_reason() else "here"
+"""What `make dist` builds ahead: all others would take a minute more."""
+needs_library = pytest.mark.skipif(VARIANTS == "none", reason=f"cannot compile here: {unsupported_reason()}")
+
+
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Distribution -> its wheel."""
     folder = tmp_path_factory.mktemp("dist")
     # The environment that runs the tests is not brought up to date meanwhile.
-    command = ["make", "--assume-old=.venv/.ready", "dist", f"DIST={folder}", f"BIN={Path(sys.executable).parent}"]
+    command = ["make", "--assume-old=.venv/.ready", "dist", f"DIST={folder}", f"VARIANTS={VARIANTS}"]
+    command.append(f"BIN={Path(sys.executable).parent}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
-    assert found.keys() == {"inflight", "inflight_client"} and len(list(folder.glob("*.tar.gz"))) == 2
+    assert found.keys() == {"inflight", "inflight_client"} and len(list(folder.iterdir())) == 4
     return found
 
 
@@ -83,8 +106,9 @@ def serving(engine: FreshEnvironment, grpc_port: int, log: Path) -> Iterator[sub
 
 
 def test_a_completion_streams_from_one_wheel_to_the_other(
-    engine: FreshEnvironment, client: FreshEnvironment, tmp_path: Path
+    engine: FreshEnvironment, client: FreshEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    without_compiler(monkeypatch, tmp_path)
     missing = engine.run("inflight", "serve")
     sentence = "tritonserver is not installed: run inflight install-server, or name its binary with --tritonserver"
     assert (missing.returncode, missing.stderr) == (2, f"inflight: {sentence}\n")
@@ -105,6 +129,70 @@ def test_a_completion_streams_from_one_wheel_to_the_other(
         generated = client.run("inflight", "generate", GOLDEN["prompt"], *named)
         assert (generated.stdout, generated.stderr) == (GOLDEN["text"] + "\n", "")
         assert process.poll() is None
+        assert VARIANTS == "none" or "the layers are compiled for " in log.read_text()
+
+
+def without_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Nor with what was compiled before. tritonserver starts its stubs by bash."""
+    bash = shutil.which("bash")
+    assert bash is not None
+    (folder / "bin").mkdir()
+    (folder / "bin" / "bash").symlink_to(bash)
+    monkeypatch.setenv("PATH", str(folder / "bin"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(folder / "cache"))
+
+
+@needs_library
+def test_the_engines_wheel_has_libraries_and_the_clients_is_for_any_machine(wheels: dict[str, Path]) -> None:
+    expected = {
+        f"inflight_kernels/cpu/libraries/{prebuilt_name(each.name, each.options)}" for each in sources(VARIANTS)
+    }
+    with zipfile.ZipFile(wheels["inflight"]) as packed:
+        assert {name for name in packed.namelist() if name.endswith(".so")} == expected
+    assert wheels["inflight"].name.endswith(f"-py3-none-linux_{platform.machine()}.whl")
+    assert wheels["inflight_client"].name.endswith("-py3-none-any.whl")
+
+
+@needs_library
+def test_a_library_of_the_wheel_has_torchs_threads(
+    engine: FreshEnvironment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second libgomp would have others, which fight torch's for the cores."""
+    without_compiler(monkeypatch, tmp_path)
+    done = engine.run("python", "-c", LOADING)
+    assert done.returncode == 0, done.stderr
+    library, libgomp = done.stdout.splitlines()
+    assert Path(library).is_relative_to(engine.programs.parent) and Path(library).parent.name == "libraries"
+    assert len(libgomp.split()) == 1
+
+
+@needs_library
+def test_a_library_of_the_wheel_asks_for_no_newer_system_than_torch(wheels: dict[str, Path], tmp_path: Path) -> None:
+    found = importlib.util.find_spec("torch")
+    assert found is not None and found.origin is not None
+    theirs = newest(Path(found.origin).parent / "lib" / "libtorch_cpu.so")
+    with zipfile.ZipFile(wheels["inflight"]) as packed:
+        for name in packed.namelist():
+            if name.endswith(".so"):
+                ours = newest(Path(packed.extract(name, tmp_path)))
+                stated = {
+                    "GLIBC": (2, 17) if platform.machine() == "aarch64" else (2, 14),
+                    "GOMP": (4, 5),
+                    "OMP": (1, 0),
+                }
+                assert all(version <= stated.get(family, theirs[family]) for family, version in ours.items()), ours
+
+
+def newest(library: Path) -> dict[str, tuple[int, ...]]:
+    """Family of symbols -> the newest version that the library asks for."""
+    command = ["readelf", "--version-info", "--wide", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+    needs = done.stdout.partition("Version needs section")[2]
+    found: dict[str, tuple[int, ...]] = {}
+    for family, version in re.findall(r"Name: ([A-Z]+)_([\d.]+)", needs):
+        found[family] = max(found.get(family, ()), tuple(map(int, version.split("."))))
+    return found
 
 
 @pytest.mark.parametrize(

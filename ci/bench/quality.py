@@ -7,6 +7,7 @@ the likeliest next token is that of float32. With --checkpoint of another model,
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import sys
@@ -27,7 +28,18 @@ ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_MODEL = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
 HELD_OUT_SEED = 2020
 """Of texts; training has others."""
-FORMATS = tuple((dtype, coded) for dtype in ("float32", "bfloat16") for coded in ("none", "int8", "fp8", "int4"))
+TYPES = ("float32", "bfloat16")
+OPTIONS: dict[str, dict[str, str]] = {
+    "": {},
+    " KV fp8": {"kv_cache_dtype": "fp8"},
+    " KV int8": {"kv_cache_dtype": "int8"},
+    "+int8": {"quantization": "int8"},
+    "+fp8": {"quantization": "fp8"},
+    "+int4": {"quantization": "int4"},
+    "+int8+int8": {"quantization": "int8", "cpu_activations": "int8"},
+    "+int4+int8": {"quantization": "int4", "cpu_activations": "int8"},
+}
+"""By what is written behind the type."""
 MAX_TOKENS = 1024
 BLOCK_SIZE = 16
 
@@ -45,17 +57,17 @@ def main() -> int:
     prompts = [ids[:MAX_TOKENS] for text in texts if len(ids := tokenizer.encode_plain(text)) > 1]
     results: dict[str, dict[str, float]] = {}
     expected: list[Tensor] = []
-    for dtype, quantization in FORMATS:
-        engine = load(options.checkpoint, dtype, quantization)
+    for dtype, (suffix, others) in itertools.product(TYPES, OPTIONS.items()):
+        engine = load(options.checkpoint, dtype, others)
         losses, likeliest = zip(*(judge(engine, ids) for ids in prompts), strict=True)
         expected = expected or list(likeliest)
         equal = torch.cat([a == b for a, b in zip(likeliest, expected, strict=True)]).float().mean()
-        name = dtype if quantization == "none" else f"{dtype}+{quantization}"
+        name = dtype + suffix
         results[name] = {
             "perplexity": round(math.exp(float(torch.cat(losses).mean())), 4),
             "likeliest equal": round(float(equal), 4),
         }
-        print(f"{name:16} perplexity {results[name]['perplexity']:.4f}, likeliest equal {float(equal):.2%}", flush=True)
+        print(f"{name:20} perplexity {results[name]['perplexity']:.4f}, likeliest equal {float(equal):.2%}", flush=True)
     num_tokens = sum(len(ids) - 1 for ids in prompts)
     print(json.dumps({"machine": machine(), "tokens": num_tokens, "results": results}))
     return 0
@@ -70,17 +82,17 @@ def held_out(count: int) -> list[str]:
     return list(found)
 
 
-def load(checkpoint: Path, dtype: str, quantization: str) -> LoadedEngine:
+def load(checkpoint: Path, dtype: str, others: dict[str, str]) -> LoadedEngine:
     parameters = {
         "gpt_model_path": str(checkpoint),
         "device": "cpu",
         "dtype": dtype,
-        "quantization": quantization,
         "cpu_compile": "true",
         "max_num_tokens": str(MAX_TOKENS),
         "max_batch_size": "1",
         "tokens_per_block": str(BLOCK_SIZE),
         "max_tokens_in_paged_kv_cache": str(2 * MAX_TOKENS),
+        **others,
     }
     return load_engine(EngineConfig.from_parameters(parameters), SingleRank())
 

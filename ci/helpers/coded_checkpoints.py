@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from awq_checkpoints import NIBBLES as AWQ_NIBBLES
+from awq_checkpoints import QUANTIZATION as AWQ_QUANTIZATION
 from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
@@ -116,7 +118,7 @@ def _scales(weight: Tensor, args: Any) -> dict[str, Tensor]:
     return {"weight_scale": scale, "weight_zero_point": (-half - low / scale).round().to(torch.int8)}
 
 
-# -- GPTQ, blocks of fp8 and NF4, after their definitions --------------------------------------------------------------
+# -- GPTQ, AWQ, fp8 and NF4, after their definitions --------------------------------------------------------------
 
 
 def _gptq(bits: int, group_size: int, version: str = "gptq", *, reordered: bool = False) -> Kind:
@@ -159,6 +161,28 @@ def _words(numbers: Tensor, bits: int) -> Tensor:
     return parts.sum(2).to(torch.int32) if bits == 4 else parts.sum(2).to(torch.uint32).view(torch.int32)
 
 
+def _awq(weight: Tensor, generator: torch.Generator) -> Stored:
+    """As AutoAWQ stores it: of version gemm, with eight outputs in a word."""
+    groups = weight.T.unflatten(0, (-1, GROUP_SIZE))
+    low, high = groups.amin(1).clamp(max=0), groups.amax(1).clamp(min=0)
+    scales = ((high - low) / 15).half()
+    zeros = (-low / scales.float()).round().clamp(0, 15)
+    of_input_scale, of_input_zero = (each.float().repeat_interleave(GROUP_SIZE, 0) for each in (scales, zeros))
+    q = (weight.T / of_input_scale + of_input_zero).round().clamp(0, 15)
+    in_order = [each.int().unflatten(1, (-1, 8))[:, :, list(AWQ_NIBBLES)].flatten(1) for each in (q, zeros)]
+    qweight, qzeros = (_words(each, 4) for each in in_order)
+    stored = {"qweight": qweight, "qzeros": qzeros, "scales": scales}
+    return stored, ((q - of_input_zero) * of_input_scale).T.contiguous()
+
+
+def _fp8_whole(weight: Tensor, generator: torch.Generator) -> Stored:
+    """As AutoFP8 and ModelOpt store it: one scale, and one of the activations."""
+    scale = weight.abs().max() / 448
+    values = (weight / scale).to(torch.float8_e4m3fn)
+    stored = {"weight": values, "weight_scale": scale[None], "input_scale": torch.tensor([0.02])}
+    return stored, values.float() * scale
+
+
 def _fp8_blocks(weight: Tensor, generator: torch.Generator) -> Stored:
     """As DeepSeek and Qwen publish them: 128 by 128."""
     scales = torch.empty(-(-weight.shape[0] // 128), -(-weight.shape[1] // 128))
@@ -197,6 +221,7 @@ INT4 = {"type": "int", "num_bits": 4}
 INT8 = {"type": "int", "num_bits": 8}
 FP8 = {"type": "float", "num_bits": 8, "symmetric": True}
 KINDS: dict[str, Kind] = {
+    "awq": Kind(AWQ_QUANTIZATION, _awq, 0.2),
     "gptq-4": _gptq(4, GROUP_SIZE),
     "gptq-4-v2": _gptq(4, 64, "gptq_v2"),
     "gptq-4-whole": _gptq(4, -1),
@@ -207,17 +232,27 @@ KINDS: dict[str, Kind] = {
     "int4-channel": _of_package(0.2, "pack-quantized", **INT4, symmetric=True, strategy="channel"),
     "int8-packed": _of_package(0.02, "pack-quantized", **INT8, symmetric=True, strategy="channel"),
     "int8": _of_package(0.02, "int-quantized", **INT8, symmetric=True, strategy="channel"),
+    "w8a8": _of_package(
+        0.02,
+        "int-quantized",
+        {**INT8, "dynamic": True, "strategy": "token"},
+        **INT8,
+        symmetric=True,
+        strategy="channel",
+    ),
     "fp8": _of_package(
         0.07, "float-quantized", {**FP8, "dynamic": True, "strategy": "token"}, **FP8, strategy="channel"
     ),
     "fp8-blocks": _of_package(
         0.07,
         "float-quantized",
-        {**FP8, "dynamic": True, "strategy": "group", "group_size": 128},
+        {**FP8, "dynamic": True, "strategy": "group", "group_size": 64},
         **FP8,
         strategy="block",
         block_structure=[64, 64],
     ),
+    "fp8-whole": Kind({"quant_method": "fp8", "activation_scheme": "static"}, _fp8_whole, 0.07),
+    "fp8-modelopt": Kind({"quant_method": "modelopt", "quant_algo": "FP8"}, _fp8_whole, 0.07),
     "fp8-official": Kind(
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, _fp8_blocks, 0.07
     ),

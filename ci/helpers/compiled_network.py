@@ -47,11 +47,14 @@ INSTRUCTIONS = [
 IN_ORDER_OF_FMA = [
     (dtype, variant, instruction)
     for dtype in (torch.float32, torch.float16, torch.bfloat16)
-    for variant in variants_here(dtype)
+    for variant in variants_here()
+    if variant is not variants.AVX2_VNNI
+    and (dtype == torch.bfloat16 or not variants.AVX512_BF16.needs <= variant.needs)
     for instruction in (Instruction.FMA, Instruction.VDPBF16PS)
     if instruction is Instruction.FMA or (dtype == torch.bfloat16 and instruction.needs <= variant.needs)
 ]
-"""All that a machine can compute with, but for the order of AMX's sums: of a type, all give the same bits."""
+"""All that a machine can compute with, but for the order of AMX's sums: of a type, all give the same bits. Libraries
+for VNNI and AMX have nothing of their own for floats, but of bfloat16."""
 
 
 def force(

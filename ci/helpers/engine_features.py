@@ -23,10 +23,10 @@ PAUSES_OF_STAGES = "ci/unit/distributed/test_pipeline.py::test_paused_sequences_
 SPARES = "ci/L0_executor/test_spares.py::test_a_spare_sleeps_without_a_kv_cache_until_it_takes_over"
 WAY = "ci/unit/executor/test_requests_of_all_kinds.py::test_each_gives_way_to_more_important_ones"
 BITS = "ci/unit/models/test_same_bits.py::test_so_they_have_in_torch_if_it_is_deterministic"
-FP8_BITS = "ci/unit/models/test_same_bits.py::test_so_they_have_with_a_cache_in_fp8"
-FP8_HISTORIES = "ci/unit/runtime/test_cold_blocks.py::test_with_fp8_and_deterministic_no_bit_depends_on_it"
-FP8_KINDS = "ci/unit/executor/test_requests_of_all_kinds.py::test_so_is_each_with_keys_and_values_in_fp8"
-FP8_RANKS = "ci/unit/distributed/test_tensor_parallel.py::test_ranks_store_their_heads_in_fp8"
+BITS_OF_8 = "ci/unit/models/test_same_bits.py::test_so_they_have_with_a_cache_of_8_bits"
+HISTORIES_OF_8 = "ci/unit/runtime/test_cold_blocks.py::test_with_8_bits_no_bit_depends_on_it"
+KINDS_OF_8 = "ci/unit/executor/test_requests_of_all_kinds.py::test_so_is_each_with_keys_and_values_of_8_bits"
+RANKS_OF_8 = "ci/unit/distributed/test_tensor_parallel.py::test_ranks_store_their_heads_in_8_bits"
 NETWORKS = "ci/unit/models/test_models.py"
 NETWORKS_OF_RANKS = "ci/unit/distributed/test_tensor_parallel.py::test_two_ranks_give_the_same_tokens_as_transformers"
 """Of dense and quantised networks and of mixtures of experts. Prompts come in chunks, and one sequence pauses."""
@@ -96,8 +96,8 @@ ENGINE_FEATURES = (
         cells=_cells(BELOW_LIBRARY, NOT_BY_SERVER, "not tried", BITS, BITS, BITS),
     ),
     EngineFeature(
-        feature="KV cache in fp8 (`kv_cache_dtype`)",
-        cells=_cells(FP8_KINDS, NOT_BY_SERVER, FP8_RANKS, FP8_BITS, FP8_BITS, FP8_HISTORIES),
+        feature="KV cache in fp8 or int8 (`kv_cache_dtype`)",
+        cells=_cells(KINDS_OF_8, NOT_BY_SERVER, RANKS_OF_8, BITS_OF_8, BITS_OF_8, HISTORIES_OF_8),
     ),
     EngineFeature(
         feature="mixtures of experts",
@@ -109,7 +109,7 @@ ENGINE_FEATURES = (
             f"{NETWORKS}::test_after_a_pause",
             f"{NETWORKS}::test_with_a_shared_prefix",
         ),
-        kernels=("route_experts", "fused_moe"),
+        kernels=("route_experts", "fused_moe", "sigmoid_mul"),
     ),
     EngineFeature(
         feature="weights of 4 bits (AWQ)",
@@ -119,7 +119,7 @@ ENGINE_FEATURES = (
     EngineFeature(
         feature="weights in fp8",
         cells=_cells(BELOW_LIBRARY, NOT_BY_SERVER, *[NETWORKS_OF_RANKS] * 3, "not tried"),
-        kernels=("quantize_per_token", "scaled_linear"),
+        kernels=("quantize_per_token", "scaled_linear", "block_scaled_linear"),
     ),
     EngineFeature(
         feature="contexts and generation apart",

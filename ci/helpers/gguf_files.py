@@ -1,12 +1,13 @@
 """Checkpoints of transformers as GGUF files, written with the gguf package's writer, and the same network with the
 numbers that its quantised weights stand for.
 
-Tensors are called, and rows of queries and keys put in order, as llama.cpp's own conversion does it.
+Tensors are called, and changed, as llama.cpp's own conversion does it, with the metadata that it writes.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,61 +18,43 @@ import numpy as np
 import tokenizers
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
+from gguf_networks import CONFIGS, MORE_KEYS, NAMES_WINDOWS, WIDE
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import SIZES, TinyCheckpoint, write_checkpoint
-from transformers import (
-    AutoModelForCausalLM,
-    GraniteConfig,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    Phi3Config,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from tiny_checkpoints import TinyCheckpoint, needs_eager, write_checkpoint
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
-WIDE: dict[str, Any] = {**SIZES, "hidden_size": 64, "intermediate_size": 128}
-"""Sizes that have whole groups."""
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "qwen2_moe": "qwen2moe",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
+    "olmo3": "olmo2",
+    "glm4_moe": "glm4moe",
+    "cohere": "command-r",
+    "phi": "phi2",
 }
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**WIDE),
-    "llama-tied": LlamaConfig(**{**WIDE, "tie_word_embeddings": True, "head_dim": 32}),
-    "llama-biases": LlamaConfig(**WIDE, attention_bias=True, mlp_bias=True),
-    "llama-llama3": LlamaConfig(**{**WIDE, "head_dim": 64}, rope_parameters=LLAMA3),
-    "llama-linear": LlamaConfig(**WIDE, rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}),
-    "mistral-window": MistralConfig(**WIDE, head_dim=16, sliding_window=11),
-    "mixtral": MixtralConfig(**WIDE, head_dim=16, num_local_experts=4, sliding_window=None),
-    "qwen2": Qwen2Config(**WIDE),
-    "qwen2-yarn": Qwen2Config(**WIDE, rope_parameters=YARN),
-    "qwen3": Qwen3Config(**WIDE, head_dim=32),
-    "qwen3-moe": Qwen3MoeConfig(
-        **WIDE, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True
-    ),
-    "phi3": Phi3Config(
-        **WIDE,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
-        sliding_window=12,
-    ),
-    "granite": GraniteConfig(
-        **WIDE, embedding_multiplier=3.0, residual_multiplier=0.6, attention_multiplier=0.15, logits_scaling=1.7
-    ),
-}
-ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 """Of llama.cpp, where transformers' model_type has another name."""
-ROTATES_NEIGHBOURS = ("llama", "granite")
+ROTATES_NEIGHBOURS = ("llama", "granite", "granitemoe", "smollm3", "arcee")
+ADDS_ONE = ("gemma2", "gemma3", "nemotron")
+NOT_QUANTIZED = ("gate.weight", "router.weight", "router.layer.weight", ".bias")
+"""Endings of routers, and of the biases of all experts."""
+ONE_OF_EXPERTS = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 F32, F16, BF16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16
 Q8_0, Q4_0 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0
+K_QUANTS = {
+    GGMLQuantizationType.Q2_K: ((80, 4e-3), (82, 6e-3)),
+    GGMLQuantizationType.Q3_K: ((108, 1.5e-3),),
+    GGMLQuantizationType.Q4_K: ((0, 3e-4), (2, 2.2e-3)),
+    GGMLQuantizationType.Q5_K: ((0, 1.5e-4), (2, 2.2e-3)),
+    GGMLQuantizationType.Q6_K: ((208, 5e-5),),
+}
+"""Which the gguf package only reads: where a block has its units in float16, and those of a layer's weights."""
+UNWRITTEN = frozenset(kind for kind in GGMLQuantizationType if kind.name.startswith(("IQ", "NVFP4")))
+"""Others that it only reads, of which blocks of zeros are written."""
 
 TypeOf = Callable[[str], GGMLQuantizationType]
 """transformers' name of a matrix -> the type that it is written in."""
@@ -87,25 +70,53 @@ class GgufModel:
 
 def write_model(
     folder: Path,
-    name: str,
+    network: str | PreTrainedConfig,
     kind: GGMLQuantizationType | TypeOf,
     change: Callable[[GGUFWriter], None] = lambda writer: None,
+    *,
+    stacks_experts: bool = True,
+    fuses_experts: bool = False,
+    tensors_of_part: int = 0,
 ) -> GgufModel:
-    """Write the random network `name` of CONFIGS to `folder`. `change`: writes more."""
-    config, dense = CONFIGS[name], folder / "dense"
+    """Write the random network, which may be named as in CONFIGS, to `folder`. `change`: writes more.
+    `stacks_experts`: else each has tensors of its own, as in files of 2023; `fuses_experts`: gates and ups are one
+    tensor. `tensors_of_part`: at most; 0 = all are in one file."""
+    config, dense = CONFIGS[network] if isinstance(network, str) else network, folder / "dense"
+    name = network if isinstance(network, str) else config.model_type
     write_checkpoint(dense, config, len(name))
     type_of = kind if callable(kind) else lambda _: kind
-    tensors = load_file(dense / "model.safetensors")
     path = folder / f"{name}.gguf"
-    writer = GGUFWriter(path, ARCHITECTURES.get(config.model_type, config.model_type))
+    writer = GGUFWriter(
+        path, ARCHITECTURES.get(config.model_type, config.model_type), split_max_tensors=tensors_of_part
+    )
     _write_metadata(writer, config)
-    written = {key: _Tensor.of(key, tensor, type_of(key)) for key, tensor in tensors.items()}
-    _write_tensors(writer, config, written)
+    written: dict[str, _Tensor] = {}
+    numbers: dict[str, torch.Tensor] = {}
+    for key, tensor in load_file(dense / "model.safetensors").items():
+        numbers[key] = torch.empty(tensor.shape)
+        targets = _parts(config, key, numbers[key])
+        for part, values in _parts(config, key, tensor).items():
+            shift = int(writer.arch in ADDS_ONE and part.endswith("norm.weight"))
+            written[part] = _Tensor.of(part, values + shift, type_of(part))
+            targets[part].copy_(written[part].numbers - shift)
+    _write_tensors(writer, config, written, stacks_experts, fuses_experts)
     change(writer)
     finish(writer)
-    save_file({key: tensor.numbers for key, tensor in written.items()}, dense / "model.safetensors")
+    save_file(numbers, dense / "model.safetensors")
     model: Any = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float32)
-    return GgufModel(path, TinyCheckpoint(dense, model.eval()))
+    if needs_eager(config):
+        model.set_attn_implementation("eager")
+    return GgufModel(sorted(folder.glob("*.gguf"))[0] if tensors_of_part else path, TinyCheckpoint(dense, model.eval()))
+
+
+def random_k_quants(name: str, shape: torch.Size, kind: GGMLQuantizationType) -> NDArray[np.uint8]:
+    """Rows of blocks of any bytes, but for the units, which give weights of a layer of 256 inputs."""
+    rng, (block_size, num_bytes) = np.random.default_rng([*name.encode()]), gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (shape.numel() // block_size, num_bytes), dtype=np.uint8)
+    for place, unit in K_QUANTS[kind]:
+        units = unit * rng.uniform(0.5, 1.5, (len(blocks), 1))
+        blocks[:, place : place + 2] = units.astype(np.float16).view(np.uint8)
+    return blocks.reshape(shape[0], -1)
 
 
 def finish(writer: GGUFWriter) -> None:
@@ -156,29 +167,65 @@ class _Tensor:
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, kind: GGMLQuantizationType) -> _Tensor:
-        if tensor.dim() < 2 or name.endswith("gate.weight"):  # a vector, or a router
+        if tensor.dim() < 2 or name.endswith(NOT_QUANTIZED):
             kind = F32
-        stored = gguf.quants.quantize(tensor.float().numpy(), kind)
-        return cls(stored, kind, torch.from_numpy(gguf.quants.dequantize(stored, kind).copy()))
+        if kind in K_QUANTS:
+            stored = random_k_quants(name, tensor.shape, kind)
+        elif kind in UNWRITTEN:
+            block_size, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+            stored = np.zeros((tensor.shape[0], tensor.shape[1] // block_size * num_bytes), np.uint8)
+        else:
+            stored = quantize(tensor.float().numpy(), kind)
+        return cls(stored, kind, torch.from_numpy(dequantize(stored, kind).copy()))
 
 
-def _write_tensors(writer: GGUFWriter, config: Any, tensors: dict[str, _Tensor]) -> None:
+def _parts(config: Any, key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Views of the tensor `key` of transformers, as the file has them, by names that llama.cpp's conversion knows."""
+    if config.model_type == "granitemoe" and "input_linear" in key:
+        gate, up = tensor.chunk(2, 1)
+        experts = key.replace("block_sparse_moe.input_linear", "mlp.experts.{}_proj")
+        return {experts.format("gate"): gate, experts.format("up"): up}
+    if config.model_type == "gpt_oss" and ".experts." in key:
+        # Rows of gate and up by turns, and weights (E, inputs, outputs).
+        name, ending = (key.removesuffix("_bias"), ".bias") if key.endswith("_bias") else (key, ".weight")
+        rows = tensor if ending == ".bias" else tensor.mT
+        if not name.endswith("gate_up_proj"):
+            return {f"{name}{ending}": rows}
+        return {f"{name.replace('gate_up', half)}{ending}": rows[:, at::2] for at, half in enumerate(("gate", "up"))}
+    if key.endswith("sinks"):
+        return {f"{key}.weight": tensor}
+    return {key.replace("e_score_correction_bias", "e_score_correction.bias"): tensor}
+
+
+def _write_tensors(
+    writer: GGUFWriter, config: Any, tensors: dict[str, _Tensor], stacks_experts: bool, fuses_experts: bool
+) -> None:
     architecture = writer.arch
     arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     experts: dict[str, list[_Tensor]] = {}
+    written: dict[str, tuple[NDArray[Any], GGMLQuantizationType]] = {}
     for key, tensor in tensors.items():
-        if ".experts." in key:
-            head, number, tail = _split_expert(key)
-            experts.setdefault(f"{head}.experts.{tail}", []).insert(int(number), tensor)
+        if found := ONE_OF_EXPERTS.fullmatch(key):
+            experts.setdefault(f"{found[1]}.{found[3]}", []).insert(int(found[2]), tensor)
             continue
         stored = tensor.stored
         if architecture in ROTATES_NEIGHBOURS and (".q_proj." in key or ".k_proj." in key):
             stored = _alternate(stored, config.num_attention_heads if ".q_" in key else config.num_key_value_heads)
-        writer.add_tensor(_name(names, key), stored, raw_dtype=tensor.kind)
+        written[_name(names, key)] = stored, tensor.kind
     for key, of_one in experts.items():
-        writer.add_tensor(_name(names, key), np.stack([each.stored for each in of_one]), raw_dtype=of_one[0].kind)
-    rope = config.rope_parameters
+        name = _name(names, key)
+        if stacks_experts:
+            written[name] = np.stack([each.stored for each in of_one]), of_one[0].kind
+            continue
+        for number, each in enumerate(of_one):
+            written[name.replace("_exps", f".{number}")] = each.stored, each.kind
+    for name in [name for name in written if fuses_experts and "ffn_gate_exps" in name]:
+        (gate, kind), (up, _) = written.pop(name), written.pop(name.replace("gate", "up"))
+        written[name.replace("gate", "gate_up")] = np.concatenate([gate, up], 1), kind
+    for name, (stored, kind) in written.items():
+        writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=kind)
+    rope = _rope(config)
     if rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config.head_dim))
 
@@ -187,12 +234,6 @@ def _name(names: gguf.TensorNameMap, key: str) -> str:
     name = names.get_name(key, try_suffixes=(".weight", ".bias"))
     assert name is not None, key
     return name
-
-
-def _split_expert(key: str) -> tuple[str, str, str]:
-    head, _, rest = key.partition(".experts.")
-    number, _, tail = rest.partition(".")
-    return head, number, tail
 
 
 def _alternate(rows: NDArray[Any], num_heads: int) -> NDArray[Any]:
@@ -211,6 +252,12 @@ def _llama3_factors(rope: dict[str, float], head_dim: int) -> NDArray[np.float32
     return (plain / scaled).float().numpy()
 
 
+def _rope(config: Any) -> dict[str, Any]:
+    """Of layers without a window, where those with one have others."""
+    parameters: dict[str, Any] = config.rope_parameters
+    return parameters.get("full_attention", parameters)
+
+
 def _write_metadata(writer: GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -218,11 +265,18 @@ def _write_metadata(writer: GGUFWriter, config: Any) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
+    epsilons = (getattr(config, name, None) for name in ("layer_norm_eps", "norm_epsilon", "norm_eps"))
+    if (of_layer_norm := next(filter(None, epsilons), None)) is not None:
+        writer.add_layer_norm_eps(of_layer_norm)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = _rope(config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(rope["rope_theta"])
+    of_windows = config.rope_parameters.get("sliding_attention", rope)["rope_theta"]
+    if of_windows not in (rope["rope_theta"], 10000.0):
+        writer.add_rope_freq_base_swa(of_windows)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     if rope["rope_type"] in ("linear", "yarn"):
@@ -230,15 +284,12 @@ def _write_metadata(writer: GGUFWriter, config: Any) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if getattr(config, "sliding_window", None) and config.model_type in ("mistral", "phi3"):
-        writer.add_sliding_window(config.sliding_window)
-    if config.model_type in ("mixtral", "qwen3_moe"):
-        writer.add_expert_count(config.num_local_experts if config.model_type == "mixtral" else config.num_experts)
-        writer.add_expert_used_count(config.num_experts_per_tok)
-    if config.model_type == "qwen3_moe":
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if config.model_type == "granite":
-        writer.add_attention_scale(config.attention_multiplier)
-        writer.add_embedding_scale(config.embedding_multiplier)
-        writer.add_residual_scale(config.residual_multiplier)
-        writer.add_logit_scale(config.logits_scaling)
+    if config.model_type in NAMES_WINDOWS and config.sliding_window is not None:
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    is_global = set(getattr(config, "layer_types", None) or ()) == {"full_attention"}
+    for key, name in MORE_KEYS.get(config.model_type, {}).items():
+        if name == "sliding_window" and is_global:
+            continue
+        if (value := getattr(config, name, None)) is not None:
+            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+            add(f"{writer.arch}.{key}", value)

@@ -196,20 +196,21 @@ def _handler(hub: LoopbackHub) -> type[BaseHTTPRequestHandler]:
                 self._refuse(fault.status, "", fault.headers)
                 return
             content = content if fault.body is None else fault.body
-            asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            start = int(asked[1]) if asked and not fault.ignores_range else 0
+            asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            asked = None if fault.ignores_range else asked
+            start, end = (int(asked[1]), int(asked[2] or len(content)) + 1) if asked else (0, len(content))
             if start and start >= len(content):
                 self._refuse(416, "")
                 return
-            self.send_response(206 if start else 200)
-            if start:
-                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-            for key, value in {**(headers or {}), "Content-Length": str(len(content) - start)}.items():
+            part = content[start:end]
+            self.send_response(206 if asked else 200)
+            if asked:
+                self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(content)}")
+            for key, value in {**(headers or {}), "Content-Length": str(len(part))}.items():
                 self.send_header(key, value)
             self.end_headers()
             if self.command == "HEAD":
                 return
-            part = content[start:]
             self.wfile.write(part if fault.bytes_sent is None else part[: fault.bytes_sent])
             if fault.bytes_sent is not None:
                 self.close_connection = True

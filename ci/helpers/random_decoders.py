@@ -16,15 +16,17 @@ from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import Attention, AttentionMetadata, LayerCache
-from inflight.layers.decoder_layer import DecoderLayer
+from inflight.layers.decoder_layer import Branch, DecoderLayer
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mlp import GatedMLP
-from inflight.layers.rms_norm import RMSNorm
+from inflight.layers.norm import RMSNorm
 from inflight.layers.rotary import RopeConfig, cos_sin_table
+from inflight.layers.self_attention import SelfAttention
 from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
 from inflight.layers.weight import DenseWeight
 from inflight.models.compiled import compile_network
-from inflight.models.decoder import Decoder, num_local_kv_heads
+from inflight.models.decoder import Decoder
+from inflight.models.decoder_loading import num_local_kv_heads
 from inflight.models.network import Network
 from inflight.runtime.kv_cache import KVCache, KVCacheShape
 
@@ -48,12 +50,12 @@ class DecoderOnRanks:
         dtype: torch.dtype = torch.bfloat16,
         *,
         deterministic: bool = False,
-        stores_fp8: bool = False,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """`deterministic`: as this key makes the layers; else they are compiled. `stores_fp8`: see random_decoder."""
+        """`deterministic`: as this key makes the layers; else they are compiled. `kv_dtype`: see random_decoder."""
         self._ranks = ranks
         groups: Sequence[TensorParallelGroup] = [ALONE] if ranks is None else ranks.connect()
-        options = {"deterministic": deterministic, "stores_fp8": stores_fp8}
+        options = {"deterministic": deterministic, "kv_dtype": kv_dtype}
         parts = [random_decoder(heads, dtype, group, **options) for group in groups]
         self._caches = [cache for _, cache in parts]
         self._networks: list[Network] = [decoder for decoder, _ in parts]
@@ -93,6 +95,8 @@ class RandomHeads:
     num_kv_heads: int
     queries_of_key: int
     window: int
+    soft_cap: float = 0.0
+    has_sinks: bool = False
 
 
 def random_decoder(
@@ -101,11 +105,11 @@ def random_decoder(
     group: TensorParallelGroup = ALONE,
     *,
     deterministic: bool = False,
-    stores_fp8: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> tuple[Decoder, KVCache]:
     """Two layers; the second has a window and other sizes. The same numbers for every type, those of bfloat16, and on
-    every rank a part of those of one rank. `stores_fp8`: keys and values in the cache, divided by FP8_SCALES."""
-    k_scale, v_scale = FP8_SCALES if stores_fp8 else (1.0, 1.0)
+    every rank a part of those of one rank. `kv_dtype`: of the cache, of which FP8_SCALES divide fp8; None = `dtype`."""
+    k_scale, v_scale = FP8_SCALES if kv_dtype == torch.float8_e4m3fn else (1.0, 1.0)
     generator = torch.Generator().manual_seed(heads.seed)
 
     def random(*sizes: int, scale: float) -> Tensor:
@@ -135,8 +139,9 @@ def random_decoder(
 
     def layer(window: int, num_kv_heads: int, inner: int, eps: float) -> DecoderLayer:
         queries = num_kv_heads * heads.queries_of_key
-        return DecoderLayer(
-            input_norm=RMSNorm(1 + random(hidden, scale=0.1), eps),
+        sinks = random(queries, scale=2.0).float().chunk(group.size)[group.rank] if heads.has_sinks else None
+        input_norm = RMSNorm(1 + random(hidden, scale=0.1), eps)
+        attention = SelfAttention(
             qkv=columns(qkv(queries, num_kv_heads)),
             attention=Attention(
                 num_heads=queries // group.size,
@@ -145,17 +150,22 @@ def random_decoder(
                 scale=heads.head_dim**-0.5,
                 sliding_window=window,
                 cos_sin=cos_sin,
-                dtype=torch.float8_e4m3fn if stores_fp8 else dtype,
+                dtype=kv_dtype or dtype,
                 k_scale=k_scale,
                 v_scale=v_scale,
                 deterministic=deterministic,
+                soft_cap=heads.soft_cap,
+                sinks_H=sinks,
             ),
             output=rows(part(random(hidden, queries * heads.head_dim, scale=0.05), 1)),
-            post_attention_norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
-            mlp=GatedMLP(
-                gate_up=columns(torch.cat([part(each) for each in random(2 * inner, hidden, scale=0.1).chunk(2)])),
-                down=rows(part(random(hidden, inner, scale=0.1), 1)),
-            ),
+        )
+        post_attention_norm = RMSNorm(1 + random(hidden, scale=0.1), 1e-6)
+        mlp = GatedMLP(
+            gate_up=columns(torch.cat([part(each) for each in random(2 * inner, hidden, scale=0.1).chunk(2)])),
+            down=rows(part(random(hidden, inner, scale=0.1), 1)),
+        )
+        return DecoderLayer(
+            branches=(Branch(norm=input_norm, part=attention), Branch(norm=post_attention_norm, part=mlp))
         )
 
     decoder = Decoder(
@@ -163,6 +173,8 @@ def random_decoder(
         layers=[layer(0, heads.num_kv_heads, 90, 1e-6), layer(heads.window, heads.num_kv_heads + 1, 160, 0.5)],
         norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
         head=VocabularyParallelHead(DenseWeight(part(random(203, hidden, scale=0.1))), 203, group, deterministic),
+        hidden_size=hidden,
+        dtype=dtype,
     )
     shape = KVCacheShape(layers=decoder.cache_specs, block_size=BLOCK_SIZE)
     return decoder, KVCache(shape, 1200, torch.device("cpu"))
@@ -174,3 +186,5 @@ HEADS = [
         [(32, 1, 1, 16), (96, 2, 1, 31), (160, 1, 8, 33), (256, 1, 2, 127), (64, 3, 3, 128), (128, 1, 9, 65)]
     )
 ]
+CAPPED = RandomHeads(6, 64, 2, 3, 100, soft_cap=2.0)
+WITH_SINKS = RandomHeads(7, 32, 1, 8, 16, has_sinks=True)

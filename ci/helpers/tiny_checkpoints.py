@@ -14,16 +14,41 @@ from typing import Any
 import torch
 from references import generated
 from transformers import (
+    ArceeConfig,
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
+    Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
+    Glm4MoeConfig,
+    GlmConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    GptOssConfig,
     GraniteConfig,
+    GraniteMoeConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronConfig,
+    Olmo2Config,
+    Olmo3Config,
+    OPTConfig,
     Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -42,6 +67,7 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+ONE_KV_HEAD_EACH = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -50,6 +76,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -88,6 +115,51 @@ def _granite(**changes: Any) -> PreTrainedConfig:
     return GraniteConfig(**{**SIZES, **scales, "logits_scaling": 1.7, **changes})
 
 
+def _alternating(**changes: Any) -> dict[str, Any]:
+    """Sizes with windows on some layers."""
+    windows = ["sliding_attention", "full_attention", "sliding_attention"]
+    return {**SIZES, "head_dim": 16, "sliding_window": 11, "layer_types": windows, **changes}
+
+
+def _by_layer_type(full: dict[str, Any]) -> dict[str, Any]:
+    """Rotary parameters of layers with a window, and others."""
+    return {"sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}, "full_attention": full}
+
+
+def _partial(factor: float) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": factor}
+
+
+_GPT2: dict[str, Any] = {
+    **{key: SIZES[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")},
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+}
+
+
+def _granite_moe(**changes: Any) -> PreTrainedConfig:
+    experts = {"num_local_experts": 5, "num_experts_per_tok": 2}
+    scales = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.15}
+    return GraniteMoeConfig(**{**SIZES, **scales, "logits_scaling": 1.7, **experts, **changes})
+
+
+def _qwen2_moe(**changes: Any) -> PreTrainedConfig:
+    experts = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
+    return Qwen2MoeConfig(**{**SIZES, **experts, "shared_expert_intermediate_size": 36, **changes})
+
+
+def _ernie4_5_moe(**changes: Any) -> PreTrainedConfig:
+    experts = {"moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 20, "moe_num_shared_experts": 2}
+    return Ernie4_5_MoeConfig(**{**SIZES, **experts, **changes})
+
+
+def _glm4_moe(**changes: Any) -> PreTrainedConfig:
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 2}
+    return Glm4MoeConfig(**{**SIZES, "head_dim": 16, **experts, "routed_scaling_factor": 1.5, **changes})
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": _llama(),
     "llama-tied": _llama(tie_word_embeddings=True),
@@ -95,7 +167,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "llama-one-kv-head": _llama(num_key_value_heads=1),
     "llama-all-kv-heads": _llama(num_key_value_heads=4),
     "llama-three-heads": _llama(num_attention_heads=3, num_key_value_heads=1),
-    "llama-linear": _llama(rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}),
+    "llama-linear": _llama(rope_parameters=LINEAR),
     "llama-dynamic": _llama(
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}, max_position_embeddings=36
     ),
@@ -118,10 +190,54 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         norm_topk_prob=False, decoder_sparse_step=2, attention_bias=True, use_sliding_window=True, sliding_window=12
     ),
     "mixtral-window": _mixtral(sliding_window=11),
+    "qwen2-moe": _qwen2_moe(mlp_only_layers=[1]),
+    "qwen2-moe-window": _qwen2_moe(
+        norm_topk_prob=True, qkv_bias=False, decoder_sparse_step=2, use_sliding_window=True, sliding_window=9
+    ),
+    "glm4-moe": _glm4_moe(attention_bias=True),
+    "glm4-moe-groups": _glm4_moe(
+        n_group=4, topk_group=2, norm_topk_prob=False, first_k_dense_replace=0, use_qk_norm=True, num_mtp_layers=0
+    ),
+    "ernie4.5-moe": _ernie4_5_moe(use_bias=False),
+    "ernie4.5-moe-last": _ernie4_5_moe(moe_layer_start_index=0, moe_layer_interval=2, moe_num_shared_experts=0),
+    "granite-moe": _granite_moe(attention_bias=True),
     "phi3": _phi3(1.0),
     "phi3-partial-window": _phi3(0.5, sliding_window=10, tie_word_embeddings=True),
     "granite": _granite(),
     "granite-biases": _granite(attention_bias=True, mlp_bias=True, embedding_multiplier=0.7),
+    "smollm3": SmolLM3Config(**SIZES, no_rope_layers=[1, 0, 1]),
+    "smollm3-window": SmolLM3Config(
+        **_alternating(no_rope_layers=[0, 1, 1], use_sliding_window=True, attention_bias=True, mlp_bias=True)
+    ),
+    "olmo2": Olmo2Config(**SIZES),
+    "olmo2-bias": Olmo2Config(**{**SIZES, "attention_bias": True}),
+    "olmo3": Olmo3Config(**_alternating(rope_parameters=_by_layer_type(YARN))),
+    "glm": GlmConfig(**{**SIZES, "head_dim": 16}, rope_parameters=_partial(0.5)),
+    "glm4": Glm4Config(**{**SIZES, "head_dim": 16}, rope_parameters=_partial(0.25), attention_bias=True),
+    "ernie4_5": Ernie4_5Config(**{**SIZES, "head_dim": 16}, use_bias=True),
+    "seed-oss": SeedOssConfig(**{**SIZES, "head_dim": 20}, attention_out_bias=True, mlp_bias=True),
+    "exaone4": Exaone4Config(**_alternating(sliding_window=None, layer_types=["full_attention"] * 3)),
+    "exaone4-window": Exaone4Config(**_alternating()),
+    "gemma2": Gemma2Config(
+        **_alternating(query_pre_attn_scalar=24, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
+    ),
+    "gemma3": Gemma3TextConfig(**_alternating(rope_parameters=_by_layer_type(LINEAR), query_pre_attn_scalar=24)),
+    "cohere": CohereConfig(**SIZES, logit_scale=0.7, attention_bias=True),
+    "cohere2": Cohere2Config(**_alternating(logit_scale=1.5)),
+    "stablelm": StableLmConfig(**SIZES, rope_parameters=_partial(0.5), use_qkv_bias=True),
+    "stablelm-parallel": StableLmConfig(**SIZES, rope_parameters=_partial(1.0), use_parallel_residual=True),
+    "starcoder2": Starcoder2Config(**{**SIZES, "sliding_window": 11}, use_bias=True),
+    "arcee": ArceeConfig(**{**SIZES, "head_dim": 16}, mlp_bias=True),
+    "nemotron": NemotronConfig(**{**SIZES, "head_dim": 16}, rope_parameters=_partial(0.5)),
+    "phi": PhiConfig(**SIZES, rope_parameters=_partial(0.5)),
+    "gpt-neox": GPTNeoXConfig(**ONE_KV_HEAD_EACH, rope_parameters=_partial(0.5)),
+    "gpt-neox-sequential": GPTNeoXConfig(
+        **ONE_KV_HEAD_EACH, rope_parameters=_partial(1.0), use_parallel_residual=False, attention_bias=False
+    ),
+    "gpt-oss": GptOssConfig(**_alternating(num_local_experts=5, num_experts_per_tok=2, rope_parameters=YARN)),
+    "gpt2": GPT2Config(**_GPT2, n_inner=None),
+    "gpt2-erf": GPT2Config(**_GPT2, n_inner=80, activation_function="gelu"),
+    "opt": OPTConfig(**{**ONE_KV_HEAD_EACH, "tie_word_embeddings": True}, ffn_dim=80, word_embed_proj_dim=48),
 }
 
 COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {
@@ -160,6 +276,14 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "granite-wide": _granite(**WIDE),
     "mixtral-wide": _mixtral(**WIDE, head_dim=32),
     "qwen3-moe-wide": _qwen3_moe(**WIDE, head_dim=32, norm_topk_prob=False, mlp_only_layers=[1]),
+    "qwen2-moe-wide": _qwen2_moe(**WIDE),
+    "glm4-moe-wide": _glm4_moe(**WIDE | {"head_dim": 32}, n_group=4, topk_group=2),
+    "granite-moe-wide": _granite_moe(**WIDE),
+    "gpt-oss-wide": GptOssConfig(**_alternating(**WIDE, head_dim=32, num_local_experts=5, num_experts_per_tok=2)),
+    "gemma3-wide": Gemma3TextConfig(
+        **_alternating(**WIDE, head_dim=32, rope_parameters=_by_layer_type(LINEAR), final_logit_softcapping=3.0)
+    ),
+    "cohere-wide": CohereConfig(**{**SIZES, **WIDE}, logit_scale=0.7),
 }
 """Of the families that COMPILED_CONFIGS has none of."""
 
@@ -250,13 +374,31 @@ def write_checkpoint(
     """Write a checkpoint of random weights to `folder`."""
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+    if needs_eager(config):
+        model.set_attn_implementation("eager")
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator).to(dtype)
-            is_norm = "norm" in parameter_name
-            parameter.copy_(1 + 0.3 * noise if is_norm else noise * (0.5 if parameter.dim() == 1 else 0.2))
+            parameter.copy_(noise * _scale_of(parameter_name, parameter.dim()))
+            if parameter.dim() == 1 and parameter_name.endswith("weight"):
+                parameter += 1  # of a norm
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(folder, **save_options)
     return TinyCheckpoint(folder, model)
+
+
+def needs_eager(config: PreTrainedConfig) -> bool:
+    """Whether all other implementations of attention leave its caps or sinks out."""
+    return bool(getattr(config, "attn_logit_softcapping", None)) or config.model_type == "gpt_oss"
+
+
+def _scale_of(parameter_name: str, num_dims: int) -> float:
+    """With larger biases every answer would be one token again and again."""
+    if num_dims > 1:
+        return 0.2
+    return {"weight": 0.3, "bias": 0.1}.get(parameter_name.rpartition(".")[2], 0.5)
 
 
 def make_prompt(length: int, seed: int = 0, num_own: int = 0) -> list[int]:

@@ -77,10 +77,10 @@ class Sequences:
             self.hidden[piece.sequence] += rows.clone()
 
     def cached(self, sequence: int) -> list[Tensor]:
-        """The bytes of the keys and values of each layer, of every rank."""
+        """The bytes that each layer has stored, of every rank."""
         blocks = self._table[sequence].long()
-        caches = [cache for layer in self._decoder.cache_layers for cache in (layer.keys, layer.values)]
-        return [cache.view(torch.uint8)[blocks] for cache in caches]
+        tensors = [tensor for layer in self._decoder.cache_layers for tensor in layer.tensors]
+        return [tensor.view(torch.uint8)[blocks] for tensor in tensors]
 
 
 Steps = list[list[Piece]]
@@ -127,15 +127,18 @@ def assert_same(found: Sequences, expected: Sequences, sequence: int) -> None:
 
 
 def attend_to_exact_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make prompts do what they must not with a cache in fp8: attend to the keys and values of their own step as they
-    are before they are rounded. Later steps find them rounded."""
+    """Make prompts do what they must not with a cache of 8 bits: attend to the keys and values of their own step as
+    they are before they are rounded. Later steps find them rounded."""
     write, attend = inflight_kernels.rope_and_kv_write, inflight_kernels.prefill_attention
     exact: list[Tensor] = []
 
     def note_and_write(q: Tensor, *others: Any) -> Tensor:
-        before, (k_cache, v_cache), between, scales = others[:4], others[4:6], others[6:10], others[10:]
-        exact[:] = [cache.to(q.dtype) * scale for cache, scale in zip((k_cache, v_cache), scales, strict=True)]
-        write(q, *before, *exact, *between)
+        before, (k_cache, v_cache), between, scales = others[:4], others[4:6], others[6:10], others[10:12]
+        exact[:] = [
+            (cache.float() * (scale[..., None] if isinstance(scale, Tensor) else scale)).to(q.dtype)
+            for cache, scale in zip((k_cache, v_cache), scales, strict=True)
+        ]
+        write(q, *before, *exact, *between, 1.0, 1.0, *others[12:])
         return write(q, *others)
 
     def attend_to_noted(q: Tensor, k_cache: Tensor, v_cache: Tensor, *others: Any, **options: Any) -> Tensor:

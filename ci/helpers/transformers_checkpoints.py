@@ -13,6 +13,12 @@ EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 QWEN_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GPT2: dict[str, Any] = {"n_embd": 64, "n_layer": 3, "n_head": 4}
 GEMMA: dict[str, Any] = {**MIXED, "query_pre_attn_scalar": 16}
+# By default transformers computes the attention by a function of torch, which does not cap scores.
+CAPS: dict[str, Any] = {
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 5.0,
+    "attn_implementation": "eager",
+}
 SCALES: dict[str, Any] = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
 LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
@@ -36,13 +42,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "ernie4_5": make_config("ernie4_5"),
     "exaone4": make_config("exaone4", **MIXED),
     "gemma": make_config("gemma"),
-    "gemma2": make_config("gemma2", **GEMMA, attn_logit_softcapping=None, final_logit_softcapping=5.0),
+    "gemma2": make_config("gemma2", **GEMMA, **CAPS),
     "gemma3_text": make_config("gemma3_text", **GEMMA),
     "glm": make_config("glm"),
     "glm4": make_config("glm4"),
     "gpt2": make_config("gpt2", **GPT2),
     "gpt_bigcode": make_config("gpt_bigcode", **GPT2),
     "gpt_neox": make_config("gpt_neox"),
+    "gpt_oss": make_config("gpt_oss", **MIXED, **EXPERTS),
     "granite": make_config("granite", **SCALES, attention_multiplier=0.2),
     "granitemoe": make_config("granitemoe", **SCALES, **EXPERTS, attention_multiplier=0.2),
     "helium": make_config("helium"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import inflight_kernels
+from inflight_kernels.quantization.reference import quantize_per_token
 
 # The interpreter computes bf16 wrongly, so bf16 is tried where it is compiled.
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if torch.cuda.is_available() else [])]
@@ -62,6 +64,18 @@ def random_cache(
     return k_cache, v_cache, table
 
 
+def stored_as(
+    kv_dtype: torch.dtype, cache: Tensor, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, float | Tensor, Tensor]:
+    """A cache as float8_e4m3fn or int8 holds it; by what it is divided, of fp8 `scale`; and what is read of it beside
+    queries of `dtype`."""
+    if kv_dtype == torch.int8:
+        values, scales = quantize_per_token(cache, torch.int8)
+        return values, scales, (values.float() * scales[..., None]).to(dtype)
+    values = cache.to(kv_dtype)
+    return values, scale, scale * values.float()
+
+
 def among_others(table: Tensor) -> tuple[Tensor, Tensor]:
     """A table in which the rows of `table` lie scattered among as many others, and where each of them is, int64.
 
@@ -73,15 +87,31 @@ def among_others(table: Tensor) -> tuple[Tensor, Tensor]:
     return wide, rows
 
 
-def naive_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> Tensor:
+def capped_and_sinks(num_q_heads: int, device: torch.device) -> list[dict[str, Any]]:
+    """Arguments of attention that cap its scores, give it sinks, and both. The first sink is far above all scores, the
+    second one below."""
+    sinks = torch.cat([torch.tensor([200.0, -200.0]), 2 * torch.randn(num_q_heads - 2)]).to(device)
+    return [{"soft_cap": 0.7}, {"sinks": sinks}, {"soft_cap": 3.0, "sinks": sinks}]
+
+
+def naive_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, window: int, soft_cap: float = 0.0, sinks: Tensor | None = None
+) -> Tensor:
     """One sequence in float32, written out: q (n, Hq, D) are the last n positions of k and v (length, Hkv, D)."""
     group = q.shape[1] // k.shape[1]
     keys, values = (x.float().repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
     positions = torch.arange(len(k) - len(q), len(k))[:, None]
     distance = positions - torch.arange(len(k))[None, :]
     visible = (distance >= 0) & (distance < (window or len(k)))
-    return torch.einsum("hqk,khd->qhd", scores.masked_fill(~visible, float("-inf")).softmax(-1), values)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        # A key whose value is zeros.
+        scores = torch.cat([scores, sinks.cpu()[:, None, None].expand(-1, len(q), 1)], dim=-1)
+        values = torch.cat([values, torch.zeros_like(values[:1])])
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values)
 
 
 def without_poison(cache: Tensor) -> Tensor:

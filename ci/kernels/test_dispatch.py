@@ -23,7 +23,7 @@ import sys
 sys.modules["triton"] = None
 import torch
 import inflight_kernels
-assert inflight_kernels.silu_and_mul(torch.zeros(1, 4)).tolist() == [[0.0, 0.0]]
+assert inflight_kernels.activate_and_mul(torch.zeros(1, 4)).tolist() == [[0.0, 0.0]]
 greedy, nothing = torch.zeros(1), torch.zeros(1, dtype=torch.int64)
 tokens, _ = inflight_kernels.sample(
     torch.tensor([[1.0, 3.0, 2.0]]), greedy, nothing.int(), greedy + 1, greedy, nothing, nothing
@@ -40,7 +40,7 @@ def test_a_cpu_needs_no_triton() -> None:
 
 def test_a_device_without_an_implementation_is_refused() -> None:
     with pytest.raises(ValueError, match="runs on cpu and cuda tensors, got one on meta"):
-        inflight_kernels.silu_and_mul(torch.empty(1, 4, device="meta"))
+        inflight_kernels.activate_and_mul(torch.empty(1, 4, device="meta"))
 
 
 def test_cpu_tensors_go_to_the_reference_and_cuda_tensors_to_the_kernels() -> None:

@@ -1,4 +1,4 @@
-"""The engine with the kernels of a GPU chooses the tokens that it chooses with torch: every family, through the packed
+"""The engine with the kernels of a GPU chooses the tokens that it chooses with torch: every part, through the packed
 and padded input of a GPU, with prompts in chunks, every kind of sampling, and rows that pause and are used again.
 
 The kernels are interpreted, on a CPU. Where there is a GPU, ci/unit/runtime/test_engine.py compares the same.
@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 import torch
-from fp8_checkpoints import add_cache_scales, write_fp8_checkpoint
+from coded_checkpoints import EXPERTS, write_coded_checkpoint
+from fp8_checkpoints import BLOCK_CONFIG, GEMMA_CONFIG, add_cache_scales, write_fp8_checkpoint
 from model_driver import Driver, Work
 from tiny_checkpoints import make_checkpoint, make_prompt
 
 from ci.kernels.kernel_cases import LINEAR_CONFIG
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
-from inflight.models import decoder
+from inflight.models import decoder_loading
 from inflight.runtime import model_runner, step_sizes
 from inflight.runtime.model_runner import ModelRunner
 from inflight.sampling_config import SamplingConfig
@@ -37,8 +38,22 @@ from inflight_kernels.tuning import trying
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the kernels themselves")
 
-NETWORKS = ("llama", "mistral-window", "qwen2-window", "qwen3-window", "phi3-partial-window", "granite-biases")
-"""One of every family, with windows, biases, norms on heads, partly rotated heads, scaled parts, tied embeddings."""
+LLAMA_LIKE = ("llama", "mistral-window", "qwen2-window", "qwen3-window", "phi3-partial-window", "granite-biases")
+"""Windows, biases, norms on heads, partly rotated heads, scaled parts, tied embeddings."""
+UNLIKE_LLAMA = {
+    "gemma2": ("rms_norm", "gated_linear"),
+    "olmo2": ("rms_norm", "gated_linear"),
+    "cohere2": ("layer_norm", "gated_linear"),
+    "gpt-neox": ("layer_norm", "activate"),
+    "gpt2": ("layer_norm", "activate"),
+    "nemotron": ("layer_norm", "activate"),
+}
+"""With the norm and the feed-forward of each: soft caps and norms around the branches (Gemma 2); norms behind them, and
+of all heads (OLMo 2); one norm of parallel branches, pairs of adjacent elements, layers without rotation (Cohere 2);
+norms of their own (GPT-NeoX); learned positions (GPT-2); activations."""
+WITH_EXPERTS = ("qwen3-moe", "mixtral-window", "qwen2-moe", "glm4-moe-groups", "gpt-oss")
+"""Dense layers beside them; windows; shared experts with a gate; groups, sigmoids, biases of choices; biases of
+experts, clamped SwiGLU and sinks."""
 
 
 NEIGHBOUR = 0.02
@@ -92,6 +107,12 @@ def results(works: list[Work]) -> list[tuple[list[int], list[float]]]:
     return [(work.output, work.output_log_probs) for work in works]
 
 
+def assert_no_bit_depends_on_the_batch(folder: Path) -> None:
+    together = serve(folder, with_log_probs(), deterministic=True)
+    alone = [work for each in with_log_probs() for work in serve(folder, [each], deterministic=True)]
+    assert results(alone) == results(together)
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """CPU tensors go to the kernels of a GPU, in the steps that a GPU would get. Counts the calls, by operation."""
@@ -118,7 +139,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         yield calls
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", [*LLAMA_LIKE, *UNLIKE_LLAMA])
 def test_tokens_are_those_of_torch(network: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     folder, all_kinds = make_checkpoint(tmp_path, network).folder, network == "llama"
     expected = serve(folder, sequences(all_kinds=all_kinds))
@@ -126,7 +147,17 @@ def test_tokens_are_those_of_torch(network: str, tmp_path: Path, request: pytest
     found = serve(folder, sequences(all_kinds=all_kinds))
     assert [work.output for work in found] == [work.output for work in expected]
     assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=1e-4)
-    assert {"rms_norm", "decode_attention", "prefill_attention", "rope_and_kv_write", "sample"} <= launched.keys()
+    of_all = {"decode_attention", "prefill_attention", "rope_and_kv_write", "sample"}
+    assert of_all.union(UNLIKE_LLAMA.get(network, ("rms_norm", "gated_linear"))) <= launched.keys()
+
+
+@pytest.mark.parametrize("network", [*UNLIKE_LLAMA, "qwen2-moe", "glm4-moe-groups", "gpt-oss"])
+@pytest.mark.usefixtures("launched")
+def test_with_deterministic_no_bit_depends_on_the_batch(
+    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
+    assert_no_bit_depends_on_the_batch(make_checkpoint(tmp_path, network).folder)
 
 
 @pytest.mark.parametrize(("kv_cache_dtype", "static"), [("auto", False), ("fp8", False), ("auto", True)])
@@ -146,7 +177,7 @@ def test_tokens_of_fp8_weights_are_those_of_torch(
     assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=NEIGHBOUR)
     # Of four products norms and the activation quantise for three.
     apart = launched["quantize_per_token"]
-    assert launched["scaled_linear"] == 4 * apart > 0 and launched["silu_and_mul_quantized"] == apart
+    assert launched["scaled_linear"] == 4 * apart > 0 and launched["activate_and_mul_quantized"] == apart
     assert launched["rms_norm_quantized"] + launched["embedding_rms_norm_quantized"] == 2 * apart
     if kv_cache_dtype == "auto":
         return
@@ -158,15 +189,41 @@ def test_tokens_of_fp8_weights_are_those_of_torch(
     assert wrong[0].output_log_probs[1:] != pytest.approx(expected[0].output_log_probs[1:], abs=NEIGHBOUR)
 
 
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("experts", [False, True])
+def test_tokens_of_fp8_weights_by_blocks_are_those_of_torch(
+    experts: bool, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no bit depends on the batch, with `deterministic`."""
+    monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
+    if experts:
+        folder = write_coded_checkpoint(tmp_path, "fp8-official", EXPERTS).folder
+    else:
+        folder = write_fp8_checkpoint(tmp_path, strategy="block", config=BLOCK_CONFIG).folder
+    expected = serve(folder, sequences())
+    launched: Counter[str] = request.getfixturevalue("launched")
+    found = serve(folder, sequences())
+    assert [work.output for work in found] == [work.output for work in expected]
+    assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=NEIGHBOUR)
+    # Of four products, or two beside experts, norms and the activation quantise for all but one.
+    apart = launched["quantize_per_token"]
+    assert apart > 0 and (launched["fused_moe"] > 0) == experts
+    assert launched["block_scaled_linear"] == 4 * apart - 2 * launched["fused_moe"]
+    assert_no_bit_depends_on_the_batch(folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"static": True}, {"strategy": "block", "config": BLOCK_CONFIG}, {"config": GEMMA_CONFIG}],
+    ids=["own", "static", "blocks", "norms around branches"],
+)
 @pytest.mark.usefixtures("launched")
 def test_no_bit_depends_on_which_kernel_quantises(
-    static: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
-    folder = write_fp8_checkpoint(tmp_path, static=static).folder
+    folder = write_fp8_checkpoint(tmp_path, **options).folder
     fused = serve(folder, sequences())
-    monkeypatch.setattr(decoder, "fuse_quantization", lambda *parts: parts)
+    monkeypatch.setattr(decoder_loading, "fuse_quantization", lambda *parts: parts)
     assert results(serve(folder, sequences())) == results(fused)
 
 
@@ -177,9 +234,7 @@ def test_with_deterministic_no_bit_of_fp8_weights_depends_on_the_batch(
 ) -> None:
     monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
     folder = write_fp8_checkpoint(tmp_path, static=static).folder
-    together = serve(folder, with_log_probs(), deterministic=True)
-    alone = [work for each in with_log_probs() for work in serve(folder, [each], deterministic=True)]
-    assert results(alone) == results(together)
+    assert_no_bit_depends_on_the_batch(folder)
     # A scale that depended on the number of tokens would be noticed.
     quantize = norm.rms_norm_quantized
 
@@ -193,7 +248,7 @@ def test_with_deterministic_no_bit_of_fp8_weights_depends_on_the_batch(
     )
 
 
-@pytest.mark.parametrize("network", ["qwen3-moe", "mixtral-window"])
+@pytest.mark.parametrize("network", WITH_EXPERTS)
 def test_so_they_are_with_experts(
     network: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,14 +19,16 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the layers ar
 
 
 @pytest.mark.parametrize(
-    ("lengths", "stores_fp8"), [((70, 18), False), ((33, 8), True)], ids=["activations' type", "fp8 cache"]
+    ("lengths", "kv_dtype"),
+    [((70, 18), None), ((33, 8), torch.float8_e4m3fn), ((33, 8), torch.int8)],
+    ids=["activations' type", "fp8 cache", "int8 cache"],
 )
 def test_kernels_compute_the_same_bits(
-    lengths: tuple[int, ...], stores_fp8: bool, monkeypatch: pytest.MonkeyPatch
+    lengths: tuple[int, ...], kv_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tiles of keys end inside the first sequence."""
     monkeypatch.setitem(dispatch.IMPLEMENTATIONS, "cpu", "gpu")
-    decoder = DecoderOnRanks(HEADS, deterministic=True, stores_fp8=stores_fp8)
+    decoder = DecoderOnRanks(HEADS, deterministic=True, kv_dtype=kv_dtype)
     alone = [compute(decoder, lengths, one_by_one(lengths, sequence)) for sequence in range(len(lengths))]
     for steps in (at_once(lengths), in_random_steps(lengths, 1)):
         together = compute(decoder, lengths, steps)
@@ -41,7 +43,7 @@ def test_they_would_not_if_a_prompt_attended_to_its_own_keys_before_fp8_rounds_t
 ) -> None:
     monkeypatch.setitem(dispatch.IMPLEMENTATIONS, "cpu", "gpu")
     attend_to_exact_keys(monkeypatch)
-    decoder = DecoderOnRanks(HEADS, deterministic=True, stores_fp8=True)
+    decoder = DecoderOnRanks(HEADS, deterministic=True, kv_dtype=torch.float8_e4m3fn)
     alone, together = (compute(decoder, (5,), steps) for steps in (one_by_one((5,), 0), at_once((5,))))
     with pytest.raises(AssertionError):
         assert_same(together, alone, 0)

@@ -74,13 +74,16 @@ def test_any_values_work_or_are_refused_in_one_line(parameters: dict[str, str]) 
         assert "\n" not in str(error)
 
 
-def test_a_kv_cache_is_of_the_activations_type_or_fp8() -> None:
+def test_a_kv_cache_is_of_the_activations_type_or_has_8_bits() -> None:
     assert (
         EngineConfig().kv_cache_dtype == EngineConfig.from_parameters({"kv_cache_dtype": ""}).kv_cache_dtype == "auto"
     )
-    assert EngineConfig.from_parameters({"kv_cache_dtype": "fp8"}).kv_cache_dtype == "fp8"
-    with pytest.raises(ConfigurationError, match="kv_cache_dtype must be one of auto, fp8, got 'int8'"):
-        EngineConfig.from_parameters({"kv_cache_dtype": "int8"})
+    for each in ("fp8", "int8"):
+        assert EngineConfig.from_parameters({"kv_cache_dtype": each}).kv_cache_dtype == each
+    with pytest.raises(ConfigurationError, match="kv_cache_dtype must be one of auto, fp8, int8, got 'int4'"):
+        EngineConfig.from_parameters({"kv_cache_dtype": "int4"})
+    with pytest.raises(ConfigurationError, match="kv_cache_dtype int8 needs tokens_per_block to be at least 4, or 0"):
+        EngineConfig.from_parameters({"kv_cache_dtype": "int8", "tokens_per_block": "2"})
 
 
 def test_sizes_of_lookahead_decoding_belong_together() -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _DEMO_PROMPT = "Once upon a time"
 _MODEL = (
-    "Checkpoint folder, GGUF file, or a model of the Hugging Face hub, ORG/NAME[@REVISION]; the repository's unless "
-    "given."
+    "Checkpoint folder, GGUF file, or a model of the Hugging Face hub, ORG/NAME[:QUANTISATION][@REVISION]; the "
+    "repository's unless given."
 )
 
 OpenAISet = Annotated[
@@ -47,7 +47,7 @@ Dtype = Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or floa
 Quantization = Annotated[
     str | None, typer.Option(help="none, int8, int4 or fp8: what weights of floats become while they are read.")
 ]
-KvCacheDtype = Annotated[str | None, typer.Option(help="auto or fp8.")]
+KvCacheDtype = Annotated[str | None, typer.Option(help="auto, fp8 or int8.")]
 Device = Annotated[str | None, typer.Option(help="auto, cpu or cuda.")]
 MaxBatchSize = Annotated[int | None, typer.Option(help="Sequences in one step.", min=1)]
 MaxNumTokens = Annotated[int | None, typer.Option(help="Tokens in one step.", min=1)]
@@ -253,6 +253,7 @@ def _attach(checkpoint: str | None, options: OpenAIOptions) -> None:
         from msgspec import structs
 
         from inflight.errors import ConfigurationError
+        from inflight.gguf.folder import with_folders
         from inflight.hub.local_checkpoint import local_checkpoint
         from inflight.openai.serve import serve as run
         from inflight.supervisor.installation import find_model_repository
@@ -260,8 +261,8 @@ def _attach(checkpoint: str | None, options: OpenAIOptions) -> None:
         raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
     try:
         model = checkpoint or find_model_repository() / "llm" / "1" / "checkpoint"
-        folder = local_checkpoint(model, options.parameters)
-        parameters = {"gpt_model_path": str(folder.resolve()), **options.parameters}
+        path = local_checkpoint(model, options.parameters).absolute()
+        parameters = with_folders({"gpt_model_path": str(path), **options.parameters}, ".")
         run(structs.replace(options, parameters=parameters), tells_absence=True)
     except ConfigurationError as error:
         raise fail(str(error), EXIT_USAGE) from None

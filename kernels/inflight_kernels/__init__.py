@@ -13,18 +13,32 @@ is float32, float16 or bfloat16. On a GPU no function waits for the device, and 
 unsupported shape, dtype or stride; the references check nothing.
 """
 
-from inflight_kernels.activation import silu_and_mul, silu_and_mul_quantized
+from inflight_kernels.activation import activate, activate_and_mul, activate_and_mul_quantized, sigmoid_mul, soft_cap
+from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.attention import decode_attention, prefill_attention
 from inflight_kernels.embeddings import embedding
 from inflight_kernels.kv_cache import advance_rows, copy_blocks
 from inflight_kernels.kv_cache.slots import cache_slots
 from inflight_kernels.kv_cache.step_tokens import StepTokens
 from inflight_kernels.lora import lora_add
-from inflight_kernels.matmul import coded_linear, gated_linear, int4_linear, linear, scaled_linear
-from inflight_kernels.matmul.coded_weight import Code, CodedWeight, join_halves
-from inflight_kernels.matmul.weight_formats import Int4Weight, pack_int4, quantize_weight
+from inflight_kernels.matmul import (
+    block_scaled_linear,
+    coded_linear,
+    gated_linear,
+    int4_linear,
+    linear,
+    scaled_linear,
+)
+from inflight_kernels.matmul.coded_weight import Code, CodedWeight, Inputs, join_halves
+from inflight_kernels.matmul.weight_formats import BlockScaledWeight, Int4Weight, pack_int4, quantize_weight
 from inflight_kernels.moe import fused_moe, route_experts
-from inflight_kernels.norm import embedding_rms_norm, embedding_rms_norm_quantized, rms_norm, rms_norm_quantized
+from inflight_kernels.norm import (
+    embedding_rms_norm,
+    embedding_rms_norm_quantized,
+    layer_norm,
+    rms_norm,
+    rms_norm_quantized,
+)
 from inflight_kernels.quantization import quantize_per_token
 from inflight_kernels.rope import rope_and_kv_write
 from inflight_kernels.sampling import (
@@ -37,11 +51,18 @@ from inflight_kernels.sampling import (
 )
 
 __all__ = [
+    "Activation",
+    "BlockScaledWeight",
     "Code",
     "CodedWeight",
+    "Inputs",
     "Int4Weight",
     "StepTokens",
+    "activate",
+    "activate_and_mul",
+    "activate_and_mul_quantized",
     "advance_rows",
+    "block_scaled_linear",
     "cache_slots",
     "coded_linear",
     "copy_blocks",
@@ -53,6 +74,7 @@ __all__ = [
     "gated_linear",
     "int4_linear",
     "join_halves",
+    "layer_norm",
     "linear",
     "log_sum_exp",
     "lora_add",
@@ -68,8 +90,8 @@ __all__ = [
     "sample",
     "sampling_probabilities",
     "scaled_linear",
-    "silu_and_mul",
-    "silu_and_mul_quantized",
+    "sigmoid_mul",
+    "soft_cap",
     "speculative_sample",
     "typical_mask",
 ]

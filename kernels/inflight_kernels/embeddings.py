@@ -1,4 +1,5 @@
-"""Embeddings of token ids, looked up in a table or in a part of one. The same torch on every device; C++ records it."""
+"""Embeddings of token ids, or of positions, looked up in a table or in a part of one. The same torch on every device;
+C++ records it."""
 
 from __future__ import annotations
 
@@ -8,14 +9,19 @@ from torch import Tensor
 from inflight_kernels.dispatch import recorder_of
 
 
-def embedding(token_ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
-    """Rows (T, H) of `table` (rows, H) for `token_ids` (T,), int64.
+def embedding(token_ids: Tensor, table: Tensor, first: int | None = None, factor: float = 1.0) -> Tensor:
+    """Rows (T, H) of `table` (rows, H) for `token_ids` (T,), int64, which may as well be positions; times `factor`.
 
     With a `first`, the table is a part of a larger one, from the row of that id on; ids of other parts get zeros.
     """
     if token_ids.is_meta:
-        result: Tensor = recorder_of(token_ids).embedding(token_ids, table, first)
+        result: Tensor = recorder_of(token_ids).embedding(token_ids, table, first, factor)
         return result
+    rows = _look_up(token_ids, table, first)
+    return rows if factor == 1.0 else rows.mul_(factor)
+
+
+def _look_up(token_ids: Tensor, table: Tensor, first: int | None) -> Tensor:
     if first is None:
         return F.embedding(token_ids, table)
     local = token_ids - first

@@ -1,6 +1,6 @@
 """Launch configurations that were tuned on a device beforehand. While serving they are only looked up.
 
-    tuned("silu_and_mul", {"tokens": 32, "dtype": "bfloat16"}, {"BLOCK_I": 1024, "num_warps": 4}, x.device)
+    tuned("activate_and_mul", {"tokens": 32, "dtype": "bfloat16"}, {"BLOCK_I": 1024, "num_warps": 4}, x.device)
 
 A table is a file of this package, `tuned/<device>-triton-<major.minor>.json`, written by `make gpu-tune-kernels` on
 that device with that triton: {"operations": {operation: [{"shape": {...}, "config": {...}}, ...]}}. Without a table, or

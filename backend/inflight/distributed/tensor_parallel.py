@@ -2,8 +2,8 @@
 
 TensorParallelGroup               one rank: nothing to exchange
 SharedMemoryTensorParallelGroup   CPU ranks of one host: C++ over memory that all ranks have mapped
-TorchTensorParallelGroup          torch.distributed: NCCL for GPUs; gloo for CPU ranks of several hosts, or without a
-                                  C++ compiler
+TorchTensorParallelGroup          torch.distributed: NCCL for GPUs; gloo for CPU ranks of several hosts, or without
+                                  C++
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class TorchTensorParallelGroup(TensorParallelGroup):
 
 def _share_memory(rank_group: RankGroup, mapping: Mapping) -> SharedMemoryCollectives | None:
     """Collectives of this rank's group, over its part of memory that every rank has mapped; None on all of them where
-    the leader has no compiler, or where a rank cannot open the memory."""
+    the leader has no library, or where a rank cannot open the memory."""
     if rank_group.rank == 0:
         try:
             library = load_collectives()
@@ -153,7 +153,7 @@ def _share_memory(rank_group: RankGroup, mapping: Mapping) -> SharedMemoryCollec
     else:
         if not rank_group.broadcast(None):
             return None
-        library = load_collectives()  # which the leader has compiled
+        library = load_collectives()  # which the leader has found or compiled
     num_bytes = segment_bytes(library, mapping.tp)
     shared = share_memory(rank_group, mapping.size // mapping.tp * num_bytes)
     if shared.absent and rank_group.rank == 0:

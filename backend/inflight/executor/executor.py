@@ -116,11 +116,13 @@ def resolve_config(model_path: str | os.PathLike[str] | None, config: EngineConf
     config = config or EngineConfig()
     if model_path is not None:
         config = dataclasses.replace(config, gpt_model_path=os.fspath(model_path))
-    made = with_folders(config.to_parameters(), ".")
-    folder = local_checkpoint(made["gpt_model_path"], made)
+    told = config.to_parameters()
+    path = str(local_checkpoint(config.gpt_model_path, told))
+    own = {key: path for key in ("gpt_model_path", "tokenizer_dir") if told[key] == config.gpt_model_path}
+    made = with_folders({**told, **own}, ".")
     return dataclasses.replace(
         config,
-        gpt_model_path=str(folder),
+        gpt_model_path=made["gpt_model_path"],
         tokenizer_dir=made["tokenizer_dir"],
         speculative_model_dir=made["speculative_model_dir"],
     )

@@ -1,89 +1,281 @@
 """The architectures of GGUF files, as llama.cpp calls them, and the classes of transformers that compute the same.
 
-Names of tensors are given without the ending `.weight` or `.bias`; those of a layer are relative to it.
+Each row says what llama.cpp's conversion of such a checkpoint writes, and what its loader takes for granted.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from inflight.errors import ConfigurationError
+from inflight.gguf.architecture import Architecture, Windows
 from inflight.gguf.metadata import Metadata
 
 ARCHITECTURE = "general.architecture"
 
-TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+Q_BIAS, O_BIAS, DOWN_BIAS = "self_attn.q_proj.bias", "self_attn.o_proj.bias", "mlp.down_proj.bias"
+LAYER_NORM = "attention.layer_norm_epsilon"
+GELU_TANH = "gelu_pytorch_tanh"
+NORMS_BEHIND = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
-MIXTRAL_LAYER = {"ffn_gate_inp": "block_sparse_moe.gate"}
+GEMMA_NORMS = {**NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
+SOFTMAX, SIGMOID = 1, 2
+"""Values of expert_gating_func."""
 MIXTRAL_EXPERTS = {
-    "ffn_gate_exps": "block_sparse_moe.experts.{expert}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{expert}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{expert}.w2",
+    "ffn_gate_exps": ("block_sparse_moe.experts.{expert}.w1",),
+    "ffn_up_exps": ("block_sparse_moe.experts.{expert}.w3",),
+    "ffn_gate_up_exps": ("block_sparse_moe.experts.{expert}.w1", "block_sparse_moe.experts.{expert}.w3"),
+    "ffn_down_exps": ("block_sparse_moe.experts.{expert}.w2",),
 }
-QWEN_LAYER = {"ffn_gate_inp": "mlp.gate"}
+EXPERTS = {
+    "ffn_gate_exps": ("mlp.experts.{expert}.gate_proj",),
+    "ffn_up_exps": ("mlp.experts.{expert}.up_proj",),
+    "ffn_gate_up_exps": ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj"),
+    "ffn_down_exps": ("mlp.experts.{expert}.down_proj",),
+}
+LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 QWEN_EXPERTS = {
-    "ffn_gate_exps": "mlp.experts.{expert}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{expert}.up_proj",
-    "ffn_down_exps": "mlp.experts.{expert}.down_proj",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
 }
+GRANITE_SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+SOFT_CAPS = {"final_logit_softcapping": "final_logit_softcapping"}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    network: str
-    """The class of transformers."""
-    model_type: str
-    """Its name in a config.json."""
-    rotates_neighbours: bool = False
-    """llama.cpp rotates pairs of neighbouring elements of a head, and the file's queries and keys are in that order;
-    else pairs that are half a head apart, as transformers does for all."""
-    rotates_parts: bool = False
-    """Some elements of a head may not be rotated."""
-    names: dict[str, str] = field(default_factory=dict)
-    """Of a layer's tensors, where they are not those of LAYER."""
-    experts: dict[str, str] = field(default_factory=dict)
-    """Tensors with all experts of a layer -> the name of one's."""
-
-    @property
-    def layer_names(self) -> dict[str, str]:
-        return {**LAYER, **self.names}
-
-
-LLAMA = Architecture(network="LlamaForCausalLM", model_type="llama", rotates_neighbours=True)
-MISTRAL = Architecture(network="MistralForCausalLM", model_type="mistral", rotates_neighbours=True)
-"""Of the files of architecture llama, those with a sliding window, which Llama has not."""
+MISTRAL = Architecture(
+    network="MistralForCausalLM", model_type="mistral", rotates_neighbours=True, windows=Windows(), flags={}
+)
 MIXTRAL = Architecture(
     network="MixtralForCausalLM",
     model_type="mixtral",
     rotates_neighbours=True,
-    names=MIXTRAL_LAYER,
+    names={"ffn_gate_inp": "block_sparse_moe.gate"},
     experts=MIXTRAL_EXPERTS,
+    keys=LOCAL_EXPERTS,
+    neutral={"expert_weights_norm": True, "expert_gating_func": SOFTMAX},
+    windows=Windows(),
+    flags={},
 )
-"""Of the files of architecture llama, those with experts."""
+OLMO3 = Architecture(
+    network="Olmo3ForCausalLM",
+    model_type="olmo3",
+    names=NORMS_BEHIND,
+    windows=Windows(period=4, own_rope=True),
+)
 ARCHITECTURES = {
-    "llama": LLAMA,
-    "qwen2": Architecture(network="Qwen2ForCausalLM", model_type="qwen2"),
+    "llama": Architecture(
+        network="LlamaForCausalLM",
+        model_type="llama",
+        rotates_neighbours=True,
+        variants={"expert_count": MIXTRAL, "attention.sliding_window": MISTRAL},
+    ),
+    "qwen2": Architecture(network="Qwen2ForCausalLM", model_type="qwen2", flags={}),
+    "qwen2moe": Architecture(
+        network="Qwen2MoeForCausalLM",
+        model_type="qwen2_moe",
+        names={
+            "ffn_gate_inp": "mlp.gate",
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+            "ffn_up_shexp": "mlp.shared_expert.up_proj",
+            "ffn_down_shexp": "mlp.shared_expert.down_proj",
+        },
+        experts=EXPERTS,
+        keys={**QWEN_EXPERTS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        neutral={"expert_weights_norm": False, "expert_gating_func": SOFTMAX},
+        flags={"qkv_bias": Q_BIAS},
+        values={"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
     "qwen3": Architecture(network="Qwen3ForCausalLM", model_type="qwen3"),
     "qwen3moe": Architecture(
-        network="Qwen3MoeForCausalLM", model_type="qwen3_moe", names=QWEN_LAYER, experts=QWEN_EXPERTS
+        network="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        names={"ffn_gate_inp": "mlp.gate"},
+        experts=EXPERTS,
+        keys=QWEN_EXPERTS,
+        neutral={"expert_weights_norm": True, "expert_gating_func": SOFTMAX},
+        values={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    "phi2": Architecture(
+        network="PhiForCausalLM",
+        model_type="phi",
+        rotates_parts=True,
+        top={"output_norm": "model.final_layernorm"},
+        names={"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        norm_eps={LAYER_NORM: "layer_norm_eps"},
+        flags={},
+        values={"hidden_act": "gelu_new"},
     ),
     "phi3": Architecture(
-        network="Phi3ForCausalLM", model_type="phi3", rotates_parts=True, names={"ffn_up": "mlp.gate_up_proj"}
+        network="Phi3ForCausalLM",
+        model_type="phi3",
+        rotates_parts=True,
+        names={"ffn_up": "mlp.gate_up_proj"},
+        windows=Windows(),
     ),
-    "granite": Architecture(network="GraniteForCausalLM", model_type="granite", rotates_neighbours=True),
+    "granite": Architecture(
+        network="GraniteForCausalLM",
+        model_type="granite",
+        rotates_neighbours=True,
+        keys=GRANITE_SCALES,
+        # Without it llama.cpp rotates nothing.
+        neutral={"rope.scaling.finetuned": True},
+    ),
+    "granitemoe": Architecture(
+        network="GraniteMoeForCausalLM",
+        model_type="granitemoe",
+        rotates_neighbours=True,
+        names={"ffn_gate_inp": "block_sparse_moe.router.layer"},
+        experts=EXPERTS,
+        keys={**GRANITE_SCALES, **LOCAL_EXPERTS},
+        neutral={"rope.scaling.finetuned": True, "expert_weights_norm": True, "expert_gating_func": SOFTMAX},
+        flags={"attention_bias": Q_BIAS},
+    ),
+    "gemma2": Architecture(
+        network="Gemma2ForCausalLM",
+        model_type="gemma2",
+        adds_one=True,
+        names=GEMMA_NORMS,
+        optional_keys={**SOFT_CAPS, "attn_logit_softcapping": "attn_logit_softcapping"},
+        flags={"attention_bias": Q_BIAS},
+        values={"hidden_activation": GELU_TANH},
+        windows=Windows(period=2, size=4096),
+        has_query_scalar=True,
+        scalar_of_hidden=46,
+    ),
+    "gemma3": Architecture(
+        network="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        adds_one=True,
+        names=GEMMA_NORMS,
+        optional_keys=SOFT_CAPS,
+        flags={"attention_bias": Q_BIAS},
+        values={"hidden_activation": GELU_TANH},
+        windows=Windows(period=6, own_rope=True, theta=10000.0),
+        has_query_scalar=True,
+        scalar_of_hidden=62,
+    ),
+    "gpt-oss": Architecture(
+        network="GptOssForCausalLM",
+        model_type="gpt_oss",
+        names={"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
+        whole_names={"attn_sinks.weight": "self_attn.sinks"},
+        experts=EXPERTS,
+        keys={**LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
+        flags={"attention_bias": Q_BIAS},
+        # As published.
+        rope_values={"truncate": False},
+        windows=Windows(period=2),
+    ),
+    "smollm3": Architecture(
+        network="SmolLM3ForCausalLM",
+        model_type="smollm3",
+        rotates_neighbours=True,
+        values={"no_rope_layer_interval": 4},
+    ),
+    "olmo2": Architecture(
+        network="Olmo2ForCausalLM",
+        model_type="olmo2",
+        names=NORMS_BEHIND,
+        variants={"attention.sliding_window": OLMO3},
+    ),
+    "glm4": Architecture(
+        network="Glm4ForCausalLM",
+        model_type="glm4",
+        rotates_parts=True,
+        names={
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        },
+        flags={"attention_bias": Q_BIAS},
+    ),
+    "glm4moe": Architecture(
+        network="Glm4MoeForCausalLM",
+        model_type="glm4_moe",
+        rotates_parts=True,
+        names={
+            "post_attention_norm": "post_attention_layernorm",
+            "ffn_gate_inp": "mlp.gate",
+            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+            "ffn_up_shexp": "mlp.shared_experts.up_proj",
+            "ffn_down_shexp": "mlp.shared_experts.down_proj",
+        },
+        whole_names={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        experts=EXPERTS,
+        keys={
+            "expert_count": "n_routed_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "n_shared_experts",
+            "expert_weights_scale": "routed_scaling_factor",
+            "expert_weights_norm": "norm_topk_prob",
+            "leading_dense_block_count": "first_k_dense_replace",
+        },
+        optional_keys={"expert_group_count": "n_group", "expert_group_used_count": "topk_group"},
+        neutral={"expert_gating_func": SIGMOID},
+        flags={"attention_bias": Q_BIAS, "use_qk_norm": "self_attn.q_norm.weight"},
+    ),
+    "command-r": Architecture(
+        network="CohereForCausalLM",
+        model_type="cohere",
+        norm_eps={LAYER_NORM: "layer_norm_eps"},
+        keys={"logit_scale": "logit_scale"},
+        flags={"attention_bias": Q_BIAS, "use_qk_norm": "self_attn.q_norm.weight"},
+    ),
+    "cohere2": Architecture(
+        network="Cohere2ForCausalLM",
+        model_type="cohere2",
+        norm_eps={LAYER_NORM: "layer_norm_eps"},
+        keys={"logit_scale": "logit_scale"},
+        flags={"attention_bias": Q_BIAS},
+        windows=Windows(period=4),
+    ),
+    "starcoder2": Architecture(
+        network="Starcoder2ForCausalLM",
+        model_type="starcoder2",
+        names={"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"},
+        norm_eps={LAYER_NORM: "norm_epsilon"},
+        flags={"use_bias": Q_BIAS},
+        values={"hidden_act": GELU_TANH},
+    ),
+    "seed_oss": Architecture(
+        network="SeedOssForCausalLM",
+        model_type="seed_oss",
+        names={"post_attention_norm": "post_attention_layernorm"},
+        flags={"attention_bias": Q_BIAS, "attention_out_bias": O_BIAS, "mlp_bias": DOWN_BIAS},
+    ),
+    "exaone4": Architecture(
+        network="Exaone4ForCausalLM",
+        model_type="exaone4",
+        names=NORMS_BEHIND,
+        flags={},
+        windows=Windows(period=4),
+    ),
+    "ernie4_5": Architecture(
+        network="Ernie4_5ForCausalLM",
+        model_type="ernie4_5",
+        flags={"use_bias": Q_BIAS},
+    ),
+    "arcee": Architecture(
+        network="ArceeForCausalLM",
+        model_type="arcee",
+        rotates_neighbours=True,
+        values={"hidden_act": "relu2"},
+    ),
+    "nemotron": Architecture(
+        network="NemotronForCausalLM",
+        model_type="nemotron",
+        rotates_parts=True,
+        adds_one=True,
+        norm_eps={LAYER_NORM: "norm_eps"},
+        values={"hidden_act": "relu2"},
+    ),
 }
 """By general.architecture."""
 
@@ -96,8 +288,6 @@ def find_architecture(metadata: Metadata) -> Architecture:
             f"{metadata.path}: {ARCHITECTURE} {name!r} is not supported in GGUF files; these are: "
             f"{', '.join(ARCHITECTURES)}"
         )
-    if name == "llama" and metadata.whole("llama.expert_count", 0):
-        return MIXTRAL
-    if name == "llama" and "llama.attention.sliding_window" in metadata:
-        return MISTRAL
-    return ARCHITECTURES[name]
+    found = ARCHITECTURES[name]
+    variants = (variant for key, variant in found.variants.items() if metadata.whole_of_all(f"{name}.{key}", 0))
+    return next(variants, found)

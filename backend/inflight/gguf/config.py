@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 from inflight.errors import ConfigurationError
-from inflight.gguf.architectures import ARCHITECTURE, MISTRAL, MIXTRAL, Architecture, find_architecture
+from inflight.gguf.architecture import Architecture
+from inflight.gguf.architectures import ARCHITECTURE, find_architecture
 from inflight.gguf.file import GgufFile
 from inflight.gguf.rotary import SUPPORTED_KEYS as ROPE_KEYS
 from inflight.gguf.rotary import rope_parameters
 from inflight.gguf.tensor_types import BF16, F16, F32, FLOATS, NOT_READ, TensorType
-from inflight.gguf.tensors import named_tensors
+from inflight.gguf.tensors import EMBEDDING, named_tensors, num_computed_layers
 
 METHOD = "gguf"
 """quant_method of quantization_config, where a weight is quantised."""
@@ -24,50 +26,39 @@ SUPPORTED_KEYS = frozenset(
         "context_length",
         "embedding_length",
         "block_count",
+        "nextn_predict_layers",
         "feed_forward_length",
         "tensor_data_layout",
         "attention.head_count",
         "attention.head_count_kv",
         "attention.key_length",
         "attention.value_length",
-        "attention.layer_norm_rms_epsilon",
         "attention.sliding_window",
-        "attention.causal",
-        "attention.scale",
-        "embedding_scale",
-        "residual_scale",
-        "logit_scale",
-        "expert_count",
-        "expert_used_count",
-        "expert_feed_forward_length",
-        "expert_weights_norm",
+        "attention.sliding_window_pattern",
         *ROPE_KEYS,
     }
 )
-"""Below the architecture's name."""
-GRANITE_SCALES = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
+"""Of all architectures, below their names."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""What config.json calls layers without and with a window."""
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
     """Without the ids of special tokens. Raises ConfigurationError."""
     architecture = find_architecture(file.metadata)
     prefix = file.metadata.text(ARCHITECTURE)
-    _refuse_unknown_keys(file, prefix)
+    _refuse_unknown_keys(file, architecture, prefix)
     _refuse_unread_types(file)
     tensors = named_tensors(file)
-    embedding = tensors.get("model.embed_tokens.weight")
+    embedding = next((tensor for tensor in tensors.values() if tensor.info.name == EMBEDDING), None)
     if embedding is None:
-        raise ConfigurationError(f"{file.path} has no tensor token_embd.weight: it is not a whole model")
+        raise ConfigurationError(f"{file.path} has no tensor {EMBEDDING}: it is not a whole model")
     whole = file.metadata.whole
     num_heads = file.metadata.whole_of_all(f"{prefix}.attention.head_count")
     hidden_size = whole(f"{prefix}.embedding_length")
     head_dim = _head_dim(file, prefix, hidden_size, num_heads)
     rotary_dim = whole(f"{prefix}.rope.dimension_count", head_dim)
+    num_layers = num_computed_layers(file.metadata)
     values: dict[str, Any] = {
         "architectures": [architecture.network],
         "model_type": architecture.model_type,
@@ -75,21 +66,22 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": file.metadata.whole_of_all(f"{prefix}.feed_forward_length"),
-        "num_hidden_layers": whole(f"{prefix}.block_count"),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": file.metadata.whole_of_all(f"{prefix}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": whole(f"{prefix}.context_length"),
-        "rms_norm_eps": file.metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon"),
         "hidden_act": "silu",
-        "attention_bias": "model.layers.0.self_attn.o_proj.bias" in tensors,
-        "mlp_bias": "model.layers.0.mlp.down_proj.bias" in tensors,
         "tie_word_embeddings": "lm_head.weight" not in tensors,
-        "rope_parameters": rope_parameters(file, prefix, rotary_dim),
-        **_sliding_window(file, architecture, prefix),
-        **_experts(file, architecture, prefix),
-        **_scales(file, prefix),
+        "rope_parameters": rope_parameters(file, architecture, prefix, rotary_dim),
+        **_named_options(file, architecture, prefix),
+        **{flag: f"model.layers.0.{name}" in tensors for flag, name in architecture.flags.items()},
+        **_windows(file, architecture, prefix, num_layers),
+        **architecture.values,
     }
+    if architecture.has_query_scalar:
+        is_of_hidden = num_layers == architecture.scalar_of_hidden
+        values["query_pre_attn_scalar"] = hidden_size // num_heads if is_of_hidden else head_dim
     if rotary_dim != head_dim:
         if not architecture.rotates_parts:
             raise ConfigurationError(
@@ -101,16 +93,28 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     return values
 
 
-def _refuse_unknown_keys(file: GgufFile, prefix: str) -> None:
-    unknown = [
-        key for key in file.metadata.keys_below(f"{prefix}.") if key.removeprefix(f"{prefix}.") not in SUPPORTED_KEYS
-    ]
+def _refuse_unknown_keys(file: GgufFile, architecture: Architecture, prefix: str) -> None:
+    neutral = architecture.neutral_values
+    supported = SUPPORTED_KEYS | architecture.needed_keys.keys() | architecture.optional_keys.keys() | neutral.keys()
+    unknown = [key for key in file.metadata.keys_below(f"{prefix}.") if key.removeprefix(f"{prefix}.") not in supported]
     if unknown:
         raise ConfigurationError(
             f"{file.path}: {', '.join(sorted(unknown)[:3])} may change what the network computes, and is not supported"
         )
-    if not file.metadata.flag(f"{prefix}.attention.causal", True):
-        raise ConfigurationError(f"{file.path}: {prefix}.attention.causal must be true, got false")
+    for name, value in neutral.items():
+        key = f"{prefix}.{name}"
+        if key in file.metadata and file.metadata.scalar(key) != value:
+            raise ConfigurationError(
+                f"{file.path}: {key} must be {json.dumps(value)}, got {json.dumps(file.metadata.scalar(key))}"
+            )
+
+
+def _named_options(file: GgufFile, architecture: Architecture, prefix: str) -> dict[str, Any]:
+    """Values that the file has under names of its own."""
+    given = {key: name for key, name in architecture.optional_keys.items() if f"{prefix}.{key}" in file.metadata}
+    return {
+        name: file.metadata.scalar(f"{prefix}.{key}") for key, name in {**architecture.needed_keys, **given}.items()
+    }
 
 
 def _refuse_unread_types(file: GgufFile) -> None:
@@ -137,41 +141,32 @@ def _head_dim(file: GgufFile, prefix: str, hidden_size: int, num_heads: int) -> 
     return head_dim
 
 
-def _sliding_window(file: GgufFile, architecture: Architecture, prefix: str) -> dict[str, Any]:
-    key = f"{prefix}.attention.sliding_window"
-    window = file.metadata.whole_of_all(key, 0)
-    if window >= file.metadata.whole(f"{prefix}.context_length"):
-        window = 0
-    if window and architecture.model_type not in (MISTRAL.model_type, MIXTRAL.model_type, "phi3"):
-        raise ConfigurationError(f"{file.path}: {key} is not supported for this architecture")
-    return {"sliding_window": window or None}
-
-
-def _experts(file: GgufFile, architecture: Architecture, prefix: str) -> dict[str, Any]:
-    if not architecture.experts:
+def _windows(file: GgufFile, architecture: Architecture, prefix: str, num_layers: int) -> dict[str, Any]:
+    key, windows = f"{prefix}.attention.sliding_window", architecture.windows
+    size = file.metadata.whole_of_all(key, 0 if windows is None else windows.size)
+    is_endless = size >= file.metadata.whole(f"{prefix}.context_length")
+    if windows is None:
+        if size and not is_endless:
+            raise ConfigurationError(f"{file.path}: {key} is not supported for this architecture")
         return {}
-    whole = file.metadata.whole
-    num_experts, num_chosen = whole(f"{prefix}.expert_count"), whole(f"{prefix}.expert_used_count")
-    if not file.metadata.flag(f"{prefix}.expert_weights_norm", True):
-        raise ConfigurationError(f"{file.path}: {prefix}.expert_weights_norm must be true, got false")
-    if architecture is MIXTRAL:
-        return {"num_local_experts": num_experts, "num_experts_per_tok": num_chosen}
+    if windows.period == 1:
+        return {"sliding_window": None if is_endless else size or None}
+    # Layers without a window may be others, of which the window is not all.
+    has_window = _pattern(file, f"{key}_pattern", windows.period, num_layers) if size else [False] * num_layers
     return {
-        "num_experts": num_experts,
-        "num_experts_per_tok": num_chosen,
-        "moe_intermediate_size": whole(f"{prefix}.expert_feed_forward_length"),
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
+        "sliding_window": size or None,
+        "layer_types": [SLIDING if has else FULL for has in has_window],
     }
 
 
-def _scales(file: GgufFile, prefix: str) -> dict[str, float]:
-    """Granite's constant factors, which others must not have."""
-    given = {key: name for key, name in GRANITE_SCALES.items() if f"{prefix}.{key}" in file.metadata}
-    if prefix != "granite" and given:
-        raise ConfigurationError(f"{file.path}: {prefix}.{next(iter(given))} is not supported for this architecture")
-    return {name: file.metadata.number(f"{prefix}.{key}") for key, name in given.items()}
+def _pattern(file: GgufFile, key: str, period: int, num_layers: int) -> list[bool]:
+    """Which layers have a window."""
+    value = file.metadata.values.get(key, period)
+    if type(value) is tuple and len(value) == num_layers:
+        return [bool(each) for each in value]
+    if type(value) is int and value > 0:
+        return [layer % value < value - 1 for layer in range(num_layers)]
+    raise ConfigurationError(f"{file.path}: {key} must be a number of layers, or say of each of {num_layers} layers")
 
 
 def _dtype(file: GgufFile) -> str:

@@ -5,21 +5,25 @@
     tensors     name, number of columns, rows, ..., type, start behind the header
     padding up to the alignment, then the tensors
 
-All numbers are little endian. The file is mapped, so that nothing of a tensor is read before somebody wants it. Every
-length in it is held against what is left of the file, before anything of that size is made.
+A model may have several such files (parts.py). All numbers are little endian. A file is mapped, so that nothing of a
+tensor is read before somebody wants it. Every length in it is held against what is left of the file, before anything of
+that size is made.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
 from inflight.gguf.metadata import Metadata, Value
+from inflight.gguf.parts import check_parts
 from inflight.gguf.tensor_types import TENSOR_TYPES, TensorType
 
 MAGIC = b"GGUF"
@@ -41,30 +45,58 @@ class TensorInfo:
     shape: tuple[int, ...]
     """Rows before columns, as torch has it."""
     type: TensorType
+    path: Path
+    """Of the file that has it."""
     start: int
-    """In the file."""
+    """In that file."""
     num_bytes: int
 
 
 class GgufFile:
     """Open until it is closed, and as long as somebody holds a part of it."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ConfigurationError, which names the file, if it is missing, damaged, or of another kind."""
+    def __init__(self, path: Path, *others: Path) -> None:
+        """`others`: the parts behind the first one. Raises ConfigurationError, which names the file, if one is missing,
+        damaged, or of another kind."""
         self.path = path
-        self._memory = _map(path)
-        reader = _Reader(path, self._memory)
-        num_tensors, num_values = reader.header()
-        self.metadata = Metadata(path, reader.values(num_values))
-        alignment = self.metadata.whole(ALIGNMENT_KEY, ALIGNMENT)
-        if alignment < 1 or alignment & (alignment - 1):
-            raise ConfigurationError(f"{path}: {ALIGNMENT_KEY} must be a power of two, got {alignment}")
-        self.tensors = reader.tensors(num_tensors, alignment)
+        self.tensors: dict[str, TensorInfo] = {}
         """By the names that the file has for them."""
+        self._memories: dict[Path, mmap.mmap] = {}
+        parts = [self._open(each) for each in (path, *others)]
+        check_parts(parts, len(self.tensors))
+        self.metadata = parts[0]
 
     def bytes_of(self, tensor: TensorInfo) -> memoryview:
         """Of one of its tensors; they are read from the disk when they are looked at."""
-        return memoryview(self._memory)[tensor.start : tensor.start + tensor.num_bytes]
+        return memoryview(self._memories[tensor.path])[tensor.start : tensor.start + tensor.num_bytes]
+
+    def _open(self, path: Path) -> Metadata:
+        """The file's, whose tensors are added to those of the others."""
+        self._memories[path] = memory = _map(path)
+        reader = _Reader(path, memory)
+        num_tensors, num_values = reader.header()
+        metadata = Metadata(path, reader.values(num_values))
+        alignment = metadata.whole(ALIGNMENT_KEY, ALIGNMENT)
+        if alignment < 1 or alignment & (alignment - 1):
+            raise ConfigurationError(f"{path}: {ALIGNMENT_KEY} must be a power of two, got {alignment}")
+        tensors = reader.tensors(num_tensors, alignment)
+        if twice := self.tensors.keys() & tensors.keys():
+            other = self.tensors[name := min(twice)].path
+            raise ConfigurationError(f"{path} and {other} have the tensor {name!r} both: download them again")
+        self.tensors |= tensors
+        return metadata
+
+
+def read_head(name: str, head: bytes) -> Metadata:
+    """The metadata in the first bytes of a file of that name, as far as they go. Raises ConfigurationError if it is no
+    GGUF file."""
+    reader = _Reader(Path(name), head)
+    _, num_values = reader.header()
+    found: dict[str, Value] = {}
+    with contextlib.suppress(ConfigurationError):
+        for key, value in reader.each_value(num_values):
+            found[key] = value
+    return Metadata(Path(name), found)
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -84,7 +116,7 @@ def _map(path: Path) -> mmap.mmap:
 class _Reader:
     """Reads a file's head from front to end."""
 
-    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+    def __init__(self, path: Path, memory: mmap.mmap | bytes) -> None:
         self._path = path
         self._memory = memory
         self._size = len(memory)
@@ -108,12 +140,16 @@ class _Reader:
         found: dict[str, Value] = {}
         # A value has a length, a type and a byte at least.
         self._check_room(count * 13, f"{count} values in its metadata")
-        for _ in range(count):
-            key = self._text()
+        for key, value in self.each_value(count):
             if key in found:
                 raise self._damaged(f"its metadata has {key!r} twice")
-            found[key] = self._value(key)
+            found[key] = value
         return found
+
+    def each_value(self, count: int) -> Iterator[tuple[str, Value]]:
+        for _ in range(count):
+            key = self._text()
+            yield key, self._value(key)
 
     def tensors(self, count: int, alignment: int) -> dict[str, TensorInfo]:
         self._check_room(count * 32, f"{count} tensors")
@@ -152,7 +188,7 @@ class _Reader:
             raise self._damaged(
                 f"its tensor {name!r} ends at byte {data + start + num_bytes}, and the file at {self._size}"
             )
-        return TensorInfo(name, shape, tensor_type, data + start, num_bytes)
+        return TensorInfo(name, shape, tensor_type, self._path, data + start, num_bytes)
 
     def _value(self, key: str) -> Value:
         kind = self._number("I")

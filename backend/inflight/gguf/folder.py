@@ -1,6 +1,7 @@
-"""A GGUF file becomes a folder: config.json and a tokenizer made of its metadata, and a link to the file.
+"""A GGUF file becomes a folder: config.json and a tokenizer made of its metadata, and a link to the file, or to each
+part of a model in several.
 
-It lies in the cache of this user, under a name that stands for the file and for the code that made it. So it is made
+It lies in the cache of this user, under a name that stands for the files and for the code that made it. So it is made
 once, and never changed: relaunched ranks find what the first ones found.
 """
 
@@ -9,22 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from inflight.cache_folder import cache_folder
-from inflight.checkpoint_files import CONFIG, GGUF, INDEX, WEIGHTS
+from inflight.checkpoint_files import CONFIG, INDEX, WEIGHTS
 from inflight.config_keys import is_set
 from inflight.errors import ConfigurationError
+from inflight.gguf.parts import ENDING, find_parts, first_files, link_names, model_of, part_names
 
-ENDING = ".gguf"
-SPLIT = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf", re.ASCII)
-"""What llama.cpp calls the parts of a model in several files."""
 CHECKPOINT, TOKENIZER = "gpt_model_path", "tokenizer_dir"
 PARAMETERS = (CHECKPOINT, TOKENIZER, "speculative_model_dir")
 """Of the engine, which may name a GGUF file."""
@@ -52,70 +50,57 @@ def _named_file(parameters: Mapping[str, str], key: str, folder: str | Path) -> 
 
 
 def find_file(path: Path) -> Path | None:
-    """The GGUF file that `path` names, itself or the only one of a folder that is no other checkpoint; None if it is
-    anything else. Raises ConfigurationError."""
+    """The GGUF file that `path` names, itself or that of the only model in a folder that is no other checkpoint; None
+    if it is anything else. Raises ConfigurationError."""
     if path.suffix == ENDING and not path.is_dir():
         if not path.exists():
             raise ConfigurationError(f"{path} is not there: give the path of a GGUF file")
         return path
     if any((path / name).exists() for name in (CONFIG, INDEX, WEIGHTS)):
         return None
-    files = sorted(path.glob(f"*{ENDING}")) if path.is_dir() else []
-    if len(files) > 1:
-        names = ", ".join([*(file.name for file in files[:3]), *(["…"] if len(files) > 3 else [])])
-        raise ConfigurationError(f"{path} holds {len(files)} GGUF files ({names}): name one of them")
-    return files[0] if files else None
+    present = [file.name for file in path.glob(f"*{ENDING}")] if path.is_dir() else []
+    models = first_files(present)
+    if len(models) > 1:
+        names = ", ".join([*models[:3], *(["…"] if len(models) > 3 else [])])
+        raise ConfigurationError(f"{path} holds {len(models)} GGUF files ({names}): name one of them")
+    return path / min(set(part_names(models[0])) & set(present)) if models else None
 
 
 def make_folder(file: Path, *, with_tokenizer: bool = True) -> Path:
-    """The folder of a checkpoint for this file. Raises ConfigurationError if it is damaged, or if the engine cannot
-    serve what it holds."""
-    file = Path(os.path.abspath(file))  # not where a link leads, whose name says nothing
-    _refuse_split(file)
+    """The folder of a checkpoint for the model in this file, or of which it is a part. Raises ConfigurationError if it
+    is damaged, or if the engine cannot serve what it holds."""
+    files = find_parts(Path(os.path.abspath(file)))  # not where a link leads, whose name says nothing
     try:
-        place = cache_folder("gguf") / _identity(file, with_tokenizer) / file.stem
+        place = cache_folder("gguf") / _identity(files, with_tokenizer) / model_of(files[0].name)
         if not place.is_dir():
-            _write(place, file, _contents(file, with_tokenizer))
+            _write(place, files, _contents(files, with_tokenizer))
     except OSError as error:
         raise ConfigurationError(
-            f"the configuration of {file} cannot be written down ({error.strerror or error}): set INFLIGHT_CACHE_DIR "
-            "to a folder that can"
+            f"the configuration of {files[0]} cannot be written down ({error.strerror or error}): set "
+            "INFLIGHT_CACHE_DIR to a folder that can"
         ) from None
     return place
 
 
-def _refuse_split(file: Path) -> None:
-    found = SPLIT.fullmatch(file.name)
-    if found is not None and int(found[2]) > 1:
-        raise _is_part(file, int(found[2]), f"{found[1]}-00001-of-{found[2]}.gguf", f"{found[1]}.gguf")
-
-
-def _is_part(file: Path, num_parts: int, first: str, whole: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{file} is one of {num_parts} parts of a model, which are not read: join them with llama-gguf-split --merge "
-        f"{first} {whole}, and name that file"
-    )
-
-
-def _identity(file: Path, with_tokenizer: bool) -> str:
-    """Of the file, and of what decides what is made of it."""
-    found = os.stat(file)
-    decisive = (str(file), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, with_tokenizer)
-    digest = hashlib.blake2b(repr((decisive, version("tokenizers"))).encode(), digest_size=16)
+def _identity(files: Sequence[Path], with_tokenizer: bool) -> str:
+    """Of the files, and of what decides what is made of them."""
+    digest = hashlib.blake2b(repr((with_tokenizer, version("tokenizers"))).encode(), digest_size=16)
+    for file in files:
+        found = os.stat(file)
+        decisive = (str(file), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        digest.update(repr(decisive).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _contents(file: Path, with_tokenizer: bool) -> dict[str, str]:
+def _contents(files: Sequence[Path], with_tokenizer: bool) -> dict[str, str]:
     """Names and texts of the files that are made."""
     from inflight.gguf.config import config_of
     from inflight.gguf.file import GgufFile
     from inflight.gguf.tokenizer import KIND, Vocabulary, tokenizer_config, tokenizer_of
 
-    opened = GgufFile(file)
-    if opened.metadata.whole("split.count", 1) > 1:
-        raise _is_part(file, opened.metadata.whole("split.count"), "FIRST_PART", "WHOLE")
+    opened = GgufFile(*files)
     values = config_of(opened)
     if KIND not in opened.metadata:
         return {CONFIG: _json({**values, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None})}
@@ -136,14 +121,15 @@ def _json(values: Mapping[str, Any]) -> str:
     return json.dumps(values, ensure_ascii=False, indent=2)
 
 
-def _write(place: Path, file: Path, contents: Mapping[str, str]) -> None:
+def _write(place: Path, files: Sequence[Path], contents: Mapping[str, str]) -> None:
     """As a whole: others see all files or none. Whoever comes second leaves the first one's."""
     place.parent.mkdir(mode=0o700, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=place.parent))
     try:
         for name, text in contents.items():
             (scratch / name).write_text(text, encoding="utf-8")
-        (scratch / GGUF).symlink_to(file)
+        for name, file in zip(link_names(len(files)), files, strict=True):
+            (scratch / name).symlink_to(file)
         try:
             scratch.rename(place)
         except OSError:

@@ -55,6 +55,13 @@ class Metadata:
             raise self._wrong(key, "a number", value)
         return float(value)
 
+    def scalar(self, key: str) -> int | float | bool:
+        value = self._find(key, None)
+        if type(value) not in (int, float, bool) or not math.isfinite(value):
+            raise self._wrong(key, "a number, or true or false", value)
+        found: int | float | bool = value
+        return found
+
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self._find(key, default)
         if type(value) is not bool:

@@ -63,6 +63,8 @@ DIVISIONS: dict[str, Division] = {
     "falcon3": LLAMA3,
     "dbrx": CL100K,
     "smaug-bpe": CL100K,
+    "glm4": CL100K,
+    "chatglm-bpe": CL100K,
     "qwen2": QWEN2,
     "deepseek-r1-qwen": QWEN2,
     "tekken": TEKKEN,

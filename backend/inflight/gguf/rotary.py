@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inflight.errors import ConfigurationError
+from inflight.gguf.architecture import Architecture
 from inflight.gguf.file import GgufFile
 from inflight.gguf.tensor_types import F32
 
@@ -25,22 +26,38 @@ TOLERANCE = 1e-4
 SUPPORTED_KEYS = (
     "rope.dimension_count",
     "rope.freq_base",
+    "rope.freq_base_swa",
     "rope.scale_linear",
     "rope.scaling.type",
     "rope.scaling.factor",
     "rope.scaling.original_context_length",
     "rope.scaling.attn_factor",
     "rope.scaling.finetuned",
+    "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_beta_fast",
     "rope.scaling.yarn_beta_slow",
+    "rope.scaling.yarn_ext_factor",
 )
 """Below the architecture's name."""
 
 
-def rope_parameters(file: GgufFile, architecture: str, rotary_dim: int) -> dict[str, Any]:
-    """`rotary_dim`: elements of a head that are rotated. Raises ConfigurationError."""
+def rope_parameters(file: GgufFile, architecture: Architecture, prefix: str, rotary_dim: int) -> dict[str, Any]:
+    """`prefix`: of the metadata's keys; `rotary_dim`: elements of a head that are rotated. Raises
+    ConfigurationError."""
+    full = {**_of_all(file, f"{prefix}.rope", rotary_dim), **architecture.rope_values}
+    key, windows = f"{prefix}.rope.freq_base_swa", architecture.windows
+    theta = full["rope_theta"]
+    if windows is None or not windows.own_rope:
+        if file.metadata.number(key, theta) != theta:
+            raise ConfigurationError(f"{file.path}: {key} must be {prefix}.rope.freq_base ({theta:g})")
+        return full
+    of_windows = file.metadata.number(key, theta if windows.theta is None else windows.theta)
+    return {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": of_windows}}
+
+
+def _of_all(file: GgufFile, prefix: str, rotary_dim: int) -> dict[str, Any]:
+    """Of layers without a window of their own."""
     metadata = file.metadata
-    prefix = f"{architecture}.rope"
     parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": metadata.number(f"{prefix}.freq_base", 10000.0)}
     for name in UNSUPPORTED_FACTORS:
         if name in file.tensors:
@@ -60,16 +77,22 @@ def rope_parameters(file: GgufFile, architecture: str, rotary_dim: int) -> dict[
         return {**parameters, **_llama3(file, parameters["rope_theta"], rotary_dim)}
     factor = metadata.number(f"{prefix}.scaling.factor", metadata.number(f"{prefix}.scale_linear", 1.0))
     if kind == "yarn":
-        return {**parameters, "rope_type": "yarn", "factor": factor, **_yarn(file, prefix)}
+        return {**parameters, "rope_type": "yarn", "factor": factor, **_yarn(file, prefix, factor)}
     if kind == "linear" and factor not in (0.0, 1.0):
         return {**parameters, "rope_type": "linear", "factor": factor}
     return parameters
 
 
-def _yarn(file: GgufFile, prefix: str) -> dict[str, Any]:
+def _yarn(file: GgufFile, prefix: str, factor: float) -> dict[str, Any]:
     metadata = file.metadata
-    if metadata.number(f"{prefix}.scaling.attn_factor", 1.0) != 1.0:
-        raise ConfigurationError(f"{file.path}: {prefix}.scaling.attn_factor other than 1 is not supported")
+    # What YaRN multiplies queries and keys with. The first key is a factor of it in some files.
+    natural = 0.1 * math.log(max(factor, 1.0)) + 1.0
+    accepted = {"attn_factor": (1.0, natural), "yarn_attn_factor": (natural,), "yarn_ext_factor": (1.0,)}
+    for key, values in accepted.items():
+        name = f"{prefix}.scaling.{key}"
+        if not any(math.isclose(metadata.number(name, value), value, rel_tol=TOLERANCE) for value in values):
+            expected = " or ".join(f"{value:g}" for value in values)
+            raise ConfigurationError(f"{file.path}: {name} other than {expected} is not supported")
     return {
         "original_max_position_embeddings": metadata.whole(f"{prefix}.scaling.original_context_length"),
         "beta_fast": metadata.number(f"{prefix}.scaling.yarn_beta_fast", 32.0),

@@ -7,12 +7,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from inflight.errors import ConfigurationError
-from inflight.gguf.architectures import ARCHITECTURE, TOP, Architecture, find_architecture
+from inflight.gguf.architecture import Architecture
+from inflight.gguf.architectures import ARCHITECTURE, find_architecture
 from inflight.gguf.file import GgufFile, TensorInfo
+from inflight.gguf.metadata import Metadata
 from inflight.gguf.rotary import FACTORS
 
+EMBEDDING = "token_embd.weight"
 LAYER = re.compile(r"blk\.(\d+)\.(.+)", re.ASCII)
+EXPERT = re.compile(r"(.+)\.(\d+)", re.ASCII)
+"""Within a layer: in files of 2023 each expert has a tensor of its own."""
+STACKED = "{}_exps"
+"""What one tensor with all of them, of a dimension more, is called since."""
 QUERIES, KEYS = "attn_q", "attn_k"
+ROWS = frozenset({"ffn_gate_inp_shexp"})
+"""Matrices of one row, which are vectors in some files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +33,44 @@ class NamedTensor:
     """Heads whose rows are in llama.cpp's order, in which the halves of a head alternate; 0 = rows are in order."""
     expert: int | None = None
     """Which matrix of the file's tensor it is; None = the whole tensor."""
+    part: int = 0
+    """Of the `num_parts` equal ones of the rows."""
+    num_parts: int = 1
+    is_row: bool = False
+    """Whether it is a matrix of one row."""
+    adds_one: bool = False
+    """Whether the file has its elements plus 1."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.info.shape if self.expert is None else self.info.shape[1:]
+        shape = self.info.shape if self.expert is None else self.info.shape[1:]
+        if self.is_row:
+            return (1, *shape[-1:])
+        return (shape[0] // self.num_parts, *shape[1:])
 
 
 def named_tensors(file: GgufFile) -> dict[str, NamedTensor]:
-    """A tensor that the architecture does not have keeps the name that it has in the file. Raises
-    ConfigurationError."""
-    architecture = find_architecture(file.metadata)
-    return dict(found for info in file.tensors.values() for found in _named(file, architecture, info))
+    """A tensor that the architecture does not have keeps the name that it has in the file. Those of layers behind the
+    last one that is computed are left out. Raises ConfigurationError."""
+    architecture, num_layers = find_architecture(file.metadata), num_computed_layers(file.metadata)
+    found: dict[str, NamedTensor] = {}
+    for info in file.tensors.values():
+        layer = LAYER.match(info.name)
+        if layer and int(layer[1]) >= num_layers:
+            continue
+        for name, tensor in _named(file, architecture, info):
+            if name in found:
+                raise ConfigurationError(
+                    f"{file.path}: the tensors {found[name].info.name} and {info.name} are both {name} of the model"
+                )
+            found[name] = tensor
+    return found
+
+
+def num_computed_layers(metadata: Metadata) -> int:
+    """Without those at the end that predict further tokens."""
+    prefix = metadata.text(ARCHITECTURE)
+    return metadata.whole(f"{prefix}.block_count") - metadata.whole(f"{prefix}.nextn_predict_layers", 0)
 
 
 def _named(file: GgufFile, architecture: Architecture, info: TensorInfo) -> Iterator[tuple[str, NamedTensor]]:
@@ -42,19 +78,46 @@ def _named(file: GgufFile, architecture: Architecture, info: TensorInfo) -> Iter
         return
     stem, dot, kind = info.name.rpartition(".")
     found = LAYER.fullmatch(stem)
-    if kind not in ("weight", "bias") or not (found or stem in TOP):
+    if kind not in ("weight", "bias") or not (found or stem in architecture.top_names):
         yield info.name, NamedTensor(info)
     elif found is None:
-        yield f"{TOP[stem]}{dot}{kind}", NamedTensor(info)
-    elif found[2] in architecture.experts:
-        name = architecture.experts[found[2]]
+        yield f"{architecture.top_names[stem]}{dot}{kind}", NamedTensor(info, adds_one=_adds_one(architecture, info))
+    else:
+        for name, tensor in _named_of_layer(file, architecture, info, found[2], f"{dot}{kind}"):
+            yield name if name == info.name else f"model.layers.{found[1]}.{name}", tensor
+
+
+def _named_of_layer(
+    file: GgufFile, architecture: Architecture, info: TensorInfo, stem: str, ending: str
+) -> Iterator[tuple[str, NamedTensor]]:
+    """Names relative to the layer."""
+    one = EXPERT.fullmatch(stem)
+    if whole := architecture.whole_names.get(f"{stem}{ending}"):
+        yield whole, NamedTensor(info)
+    elif stem in architecture.experts and len(info.shape) == (3 if ending == ".weight" else 2):
+        names = architecture.experts[stem]
+        if info.shape[1] % len(names):
+            raise ConfigurationError(f"{file.path}: the rows of {info.name} cannot be those of {len(names)} matrices")
         for expert in range(info.shape[0]):
-            yield f"model.layers.{found[1]}.{name.format(expert=expert)}{dot}{kind}", NamedTensor(info, expert=expert)
-    elif found[2] in architecture.layer_names:
-        name = f"model.layers.{found[1]}.{architecture.layer_names[found[2]]}{dot}{kind}"
-        yield name, NamedTensor(info, num_heads=_num_heads(file, architecture, found[2], info))
+            for part, name in enumerate(names):
+                tensor = NamedTensor(info, expert=expert, part=part, num_parts=len(names))
+                yield f"{name.format(expert=expert)}{ending}", tensor
+    elif one and len(names := architecture.experts.get(STACKED.format(one[1]), ())) == 1:
+        yield f"{names[0].format(expert=int(one[2]))}{ending}", NamedTensor(info)
+    elif stem in architecture.layer_names:
+        tensor = NamedTensor(
+            info,
+            num_heads=_num_heads(file, architecture, stem, info),
+            is_row=stem in ROWS,
+            adds_one=_adds_one(architecture, info),
+        )
+        yield f"{architecture.layer_names[stem]}{ending}", tensor
     else:
         yield info.name, NamedTensor(info)
+
+
+def _adds_one(architecture: Architecture, info: TensorInfo) -> bool:
+    return architecture.adds_one and info.name.endswith("norm.weight")
 
 
 def _num_heads(file: GgufFile, architecture: Architecture, name: str, info: TensorInfo) -> int:

@@ -25,9 +25,20 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
 SPACE = "▁"
 END_KEYS = ("eos", "eot", "eom")
-ENDS = frozenset(
-    {"<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>"}
-)
+END_OF_MESSAGE = "<|end|>"
+HARMONY_ENDS = frozenset({"<|return|>", "<|call|>"})
+"""Of gpt-oss, whose answers have several messages."""
+ENDS = HARMONY_ENDS | {
+    "<|eot_id|>",
+    "<|im_end|>",
+    END_OF_MESSAGE,
+    "<|eom_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "_<EOT>",
+    "<end_of_turn>",
+}
 """Control tokens that end an answer. Files name one or two, and chats may end with another."""
 TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 NOT_STRIPPING = frozenset({"<unk>", "<s>", "<|endoftext|>"})
@@ -71,9 +82,10 @@ class Vocabulary:
         """Tokens that end an answer."""
         named = {token for name in END_KEYS if (token := self.special_id(name)) is not None}
         typed = zip(self.tokens, self.types, strict=True)
-        return sorted(
-            named | {number for number, (token, kind) in enumerate(typed) if kind == CONTROL and token in ENDS}
-        )
+        control = {token: number for number, (token, kind) in enumerate(typed) if kind == CONTROL and token in ENDS}
+        if control.keys() >= HARMONY_ENDS:
+            control.pop(END_OF_MESSAGE, None)
+        return sorted(named | set(control.values()))
 
 
 def tokenizer_of(vocabulary: Vocabulary) -> tokenizers.Tokenizer:

@@ -3,7 +3,8 @@
     models--ORG--NAME/blobs/DIGEST                  the bytes of a file; DIGEST.incomplete while they come
     models--ORG--NAME/snapshots/COMMIT/FILE         a link to them
     models--ORG--NAME/refs/REVISION                 the commit that a branch or tag stood for at last
-    models--ORG--NAME/inflight/COMMIT.json          the files that were fetched here, and their bytes, once all are
+    models--ORG--NAME/inflight/COMMIT.json          the files that were fetched here, and their bytes, once all are;
+                               COMMIT.TAG.json      likewise of a GGUF file that was named, by a tag or its path
 
 The last one is this engine's own: with it a folder is known to be whole without the hub. A revision is written down
 after its files, so that without a network the last whole ones are found. Asks no hub.
@@ -16,11 +17,22 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from inflight.hub.model_name import COMMIT, ModelName
-from inflight.hub.wanted_files import is_whole
+from inflight.hub.wanted_files import find_gguf_files, is_whole
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    commit: str
+    path: Path
+    """See ModelCache.path."""
+    has_all: bool
+    """Whether it is known to have every file that the engine reads: another program may have fetched fewer."""
 
 
 class ModelCache:
@@ -36,9 +48,13 @@ class ModelCache:
         """Of a file with this digest. It need not exist."""
         return self._root / "blobs" / digest
 
-    def find(self) -> tuple[Path, bool] | None:
-        """The folder of the model's revision, if it can be served, and whether it is known to have every file that the
-        engine reads: another program may have fetched fewer."""
+    def path(self, commit: str, names: Iterable[str]) -> Path:
+        """What is served of the model that has these files: its folder, or the first of its GGUF files."""
+        folder = self.folder(commit)
+        return folder / min(names) if self._model.gguf else folder
+
+    def find(self) -> FoundModel | None:
+        """What is there of the model's revision, if it can be served."""
         commit = self._commit()
         if commit is None:
             return None
@@ -46,8 +62,11 @@ class ModelCache:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sizes = json.loads(self._list(commit).read_text(encoding="utf-8"))
             if all(has_size(folder / name, size) for name, size in sizes.items()):
-                return folder, True
-        return (folder, False) if is_whole(folder) else None
+                return FoundModel(commit, self.path(commit, sizes), True)
+        if self._model.gguf:
+            files = find_gguf_files(self._model.gguf, folder)
+            return FoundModel(commit, self.path(commit, files), False) if files else None
+        return FoundModel(commit, folder, False) if is_whole(folder) else None
 
     def link(self, commit: str, name: str, digest: str) -> None:
         """Enter the bytes with this digest as a file of the commit. Raises OSError."""
@@ -87,7 +106,8 @@ class ModelCache:
         return self._root / "refs" / self._model.revision
 
     def _list(self, commit: str) -> Path:
-        return self._root / "inflight" / f"{commit}.json"
+        gguf = self._model.gguf and f".{quote(self._model.gguf, safe='')}"
+        return self._root / "inflight" / f"{commit}{gguf}.json"
 
     def _commit(self) -> str | None:
         if self._model.is_pinned:

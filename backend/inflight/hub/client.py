@@ -169,14 +169,17 @@ class Hub:
         return HubFile(found.rfilename, size, digest)
 
     @contextlib.contextmanager
-    def read(self, model: ModelName, commit: str, file: HubFile, start: int) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """Where the bytes that come begin, `start` or 0, and these bytes. Raises ConfigurationError and Interrupted."""
+    def read(
+        self, model: ModelName, commit: str, file: HubFile, start: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """Where the bytes that come begin, `start` or 0, and these bytes, which may go on behind `end`. Raises
+        ConfigurationError and Interrupted."""
         from huggingface_hub import get_session, hf_hub_url
 
         url = hf_hub_url(model.name, file.name, revision=commit, endpoint=self.endpoint)
         headers = self._headers()
-        if start:
-            headers["Range"] = f"bytes={start}-"
+        if start or end is not None:
+            headers["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
         with (
             self._in_words(model),
             get_session().stream("GET", url, headers=headers, timeout=self.timeout, follow_redirects=True) as response,
@@ -257,8 +260,9 @@ class Hub:
             return ConfigurationError(f"a file of {model} that {self.endpoint} lists is not there: try again later")
         if isinstance(error, errors.RepositoryNotFoundError) or (status == 401 and not has_token):
             hidden = "your token may not see it" if has_token else "it is private and HF_TOKEN is not set"
+            missing = "file" if model.is_file else "folder"
             return ConfigurationError(
-                f"there is no folder {model}, and {self.endpoint} has no model of that name, or {hidden}"
+                f"there is no {missing} {model}, and {self.endpoint} has no model of that name, or {hidden}"
             )
         if status in (401, 403):
             return ConfigurationError(

@@ -1,8 +1,10 @@
-"""A model of the hub becomes a folder of this machine: what it is asked for, in which order, and what is enough.
+"""A model of the hub becomes a folder of this machine, or a GGUF file: what it is asked for, in which order, and what
+is enough.
 
-config.json comes first, and whoever knows the engine's layers is asked whether they can serve it: a model that cannot
-be served costs kilobytes. Weights come last. A revision is resolved to a commit once, and its folder is what everything
-behind has: relaunches read the same files, whatever happens to the hub.
+config.json comes first, and whoever knows the engine's layers is asked whether they can serve it; of a GGUF file its
+architecture, which is in its first bytes: a model that cannot be served costs kilobytes. Weights come last. A revision
+is resolved to a commit once, and its folder is what everything behind has: relaunches read the same files, whatever
+happens to the hub.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from pathlib import Path
 
 from inflight.checkpoint_files import CONFIG
 from inflight.errors import ConfigurationError
+from inflight.gguf.architectures import ARCHITECTURE, find_architecture
+from inflight.gguf.file import read_head
 from inflight.hub.cache import ModelCache, has_size
 from inflight.hub.client import Hub, HubFile, Listing
 from inflight.hub.download import Download
 from inflight.hub.model_name import ModelName
 from inflight.hub.transfer import progress, run_all
-from inflight.hub.wanted_files import Unfit, decisive_files, small_files, weight_files
+from inflight.hub.wanted_files import Unfit, decisive_files, gguf_files, small_files, weight_files
 
+HEAD_BYTES = 2**14
+"""Of a GGUF file: its architecture is the first value of its metadata."""
 SPARE_BYTES = 2**28
 """That stay free on the disk."""
 MAX_DECISIVE_BYTES = 2**27
@@ -29,24 +35,25 @@ MAX_DECISIVE_BYTES = 2**27
 
 
 def fetch(model: ModelName, hub: Hub, check: Callable[[Path], None], tell: Callable[[str], None]) -> Path:
-    """The folder with all files of the model that the engine reads. `check` raises ConfigurationError for a folder with
-    a config.json that cannot be served; `tell` is given lines for people. Raises ConfigurationError."""
+    """The folder with all files of the model that the engine reads, or the first of its GGUF files. `check` raises
+    ConfigurationError for a folder with a config.json that cannot be served; `tell` is given lines for people. Raises
+    ConfigurationError."""
     cache = ModelCache(hub.cache, model)
-    folder, has_all = cache.find() or (None, False)
-    if folder is not None and (hub.is_offline or (model.is_pinned and has_all)):
-        return folder
+    found = cache.find()
+    if found is not None and (hub.is_offline or (model.is_pinned and found.has_all)):
+        return found.path
     if hub.is_offline:
         raise ConfigurationError(
             f"{model} is not in {hub.cache}, and HF_HUB_OFFLINE forbids to fetch it: unset that, or set HF_HOME to the "
             "folder that has it"
         )
     try:
-        listing = hub.list(model, tries_again=folder is None)
+        listing = hub.list(model, tries_again=found is None)
     except ConfigurationError as error:
-        if folder is None:
+        if found is None:
             raise
-        tell(f"{error}; so commit {folder.name} of {model} is served, which is in {hub.cache}")
-        return folder
+        tell(f"{error}; so commit {found.commit} of {model} is served, which is in {hub.cache}")
+        return found.path
     try:
         with cache.locked(partial(tell, f"another process fetches {model}: waiting for it")):
             return _complete(_Fetching(model, hub, cache, listing, tell), check)
@@ -90,6 +97,20 @@ class _Fetching:
         """Bytes of those that are not there, or not whole."""
         return sum({file.digest: file.size for file in self._missing(names)}.values())
 
+    def head_of(self, name: str) -> bytes:
+        """The first bytes of a file, which are not kept. Raises ConfigurationError."""
+
+        def read() -> bytes:
+            head, file = bytearray(), self.listing.files[name]
+            with self.hub.read(self.model, self.listing.commit, file, end=HEAD_BYTES) as (_, chunks):
+                for chunk in chunks:
+                    head += chunk
+                    if len(head) >= HEAD_BYTES:
+                        break
+            return bytes(head)
+
+        return self.hub.patiently(read, f"{name} of {self.model} could not be looked at")
+
     def _missing(self, names: Sequence[str]) -> list[HubFile]:
         files = [self.listing.files[name] for name in names]
         return [file for file in files if not has_size(self.folder / file.name, file.size)]
@@ -109,23 +130,34 @@ class _Fetching:
             )
 
 
+def _check_head(name: str, head: bytes) -> None:
+    """Raise ConfigurationError if the first bytes of a GGUF file show that the engine cannot serve it."""
+    metadata = read_head(name, head)
+    if ARCHITECTURE in metadata:
+        find_architecture(metadata)
+
+
 def _complete(fetching: _Fetching, check: Callable[[Path], None]) -> Path:
-    files, folder = fetching.listing.files, fetching.folder
+    files, folder, gguf = fetching.listing.files, fetching.folder, fetching.model.gguf
     try:
-        decisive = decisive_files(files)
+        decisive = [] if gguf else decisive_files(files)
         for name in decisive:
             if files[name].size > MAX_DECISIVE_BYTES:
                 raise Unfit(f"its {name} has {files[name].size} bytes, more than {MAX_DECISIVE_BYTES}")
         fetching.get(decisive, lambda number: None)
-        rest = [*small_files(files), *weight_files(folder, files)]
+        rest = gguf_files(gguf, files) if gguf else [*small_files(files), *weight_files(folder, files)]
     except Unfit as reason:
         raise ConfigurationError(f"{fetching.model} cannot be served: {reason}") from None
     if fetching.size_of(rest):
+        head = fetching.head_of(rest[0]) if gguf else b""
         try:
-            check(folder)
+            if gguf:
+                _check_head(rest[0], head)
+            else:
+                check(folder)
         except ConfigurationError as error:
-            why = str(error).removeprefix(f"{folder / CONFIG}: ")
+            why = str(error).removeprefix(f"{rest[0] if gguf else folder / CONFIG}: ")
             raise ConfigurationError(f"{fetching.model} was not fetched: {why}") from None
         fetching.get_visibly(rest)
     fetching.cache.complete(fetching.listing.commit, {name: files[name].size for name in (*decisive, *rest)})
-    return folder
+    return fetching.cache.path(fetching.listing.commit, rest)

@@ -1,4 +1,4 @@
-"""A MODEL that somebody names, on a command line, in config.pbtxt or in a program, as a folder of this machine.
+"""A MODEL that somebody names, on a command line, in config.pbtxt or in a program, as a path of this machine.
 
 The one way in. To be called by the process that starts ranks, before it does: ranks, stubs and other fronts are given
 the folder.
@@ -35,7 +35,8 @@ def local_checkpoint(
     folder: str | Path = ".",
     tell: Callable[[str], None] = logger.info,
 ) -> Path:
-    """The checkpoint's folder: `model` itself if it is a path, else what was fetched of the model with this name.
+    """The checkpoint's folder, or its GGUF file: `model` itself if it is a path, else what was fetched of the model
+    with this name.
 
     `parameters`: the engine's, which decide what it can serve. `folder`: where relative paths start. `tell` is given
     lines for people. Raises ConfigurationError.
@@ -52,14 +53,12 @@ def fetch_model(name: ModelName, parameters: Mapping[str, str], tell: Callable[[
 def with_local_checkpoint(parameters: Mapping[str, str], folder: str | Path) -> dict[str, str]:
     """The parameters of a config.pbtxt whose version folder is `folder`, with folders for models that are named, and
     for GGUF files. Raises ConfigurationError."""
-    parameters = with_folders(parameters, folder)
-    model = parameters.get(KEY, "").strip()
-    name = find_name(model, folder)
+    name = find_name(parameters.get(KEY, "").strip(), folder)
     if name is None:
-        return parameters
+        return with_folders(parameters, folder)
     if parameters.get("executor", "").strip() == "external":
         raise ConfigurationError(refusal(KEY, name))
-    return {**parameters, KEY: str(fetch_model(name, parameters))}
+    return with_folders({**parameters, KEY: str(fetch_model(name, parameters))}, folder)
 
 
 def refusal(key: str, name: ModelName) -> str:

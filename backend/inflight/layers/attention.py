@@ -6,6 +6,7 @@ A step's tokens are N decodes, one token each, then the chunks of P prefills; th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight.layers.given_embeddings import GivenEmbeddings
+
+Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Makes a tensor of a shape and dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +56,19 @@ class CacheSpec:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
-    """That of the activations, or float8_e4m3fn."""
+    """That of the activations, float8_e4m3fn or int8, which has a scale for each token and head."""
     k_scale: float = 1.0
     """What float8 keys are stored divided by; 1 for other types."""
     v_scale: float = 1.0
     """Likewise of values."""
     sliding_window: int = 0
     """Last keys that a token sees, itself included; 0 = all."""
+
+    @property
+    def token_bytes(self) -> int:
+        """What a token takes, scales included."""
+        scale_bytes = torch.float32.itemsize if self.dtype == torch.int8 else 0
+        return 2 * self.num_kv_heads * (self.head_dim * self.dtype.itemsize + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +77,25 @@ class LayerCache:
 
     keys: Tensor
     values: Tensor
-    k_scale: float = 1.0
-    v_scale: float = 1.0
+    k_scale: float | Tensor = 1.0
+    """Of int8 float32 (num_blocks, block_size, K)."""
+    v_scale: float | Tensor = 1.0
+
+    @classmethod
+    def of(cls, spec: CacheSpec, num_blocks: int, block_size: int, zeros: Zeros) -> LayerCache:
+        size = (num_blocks, block_size, spec.num_kv_heads)
+        keys, values = (zeros((*size, spec.head_dim), spec.dtype) for _ in range(2))
+        if spec.dtype != torch.int8:
+            return cls(keys=keys, values=values, k_scale=spec.k_scale, v_scale=spec.v_scale)
+        k_scale, v_scale = (zeros(size, torch.float32) for _ in range(2))
+        return cls(keys=keys, values=values, k_scale=k_scale, v_scale=v_scale)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds of blocks, which are their first dimension: keys, values, and their scales if they have
+        any."""
+        scales = (scale for scale in (self.k_scale, self.v_scale) if isinstance(scale, Tensor))
+        return (self.keys, self.values, *scales)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,11 +114,19 @@ class Attention:
     """Of the keys and values in the cache, see CacheSpec; so are the scales."""
     k_scale: float = 1.0
     v_scale: float = 1.0
-    q_norm_E: Tensor | None = None
-    k_norm_E: Tensor | None = None
+    q_norm: Tensor | None = None
+    """Weight of a norm of each head's queries (E,), or of all heads' together (H * E,)."""
+    k_norm: Tensor | None = None
+    norms_all_heads: bool = False
     norm_eps: float = 1e-6
+    adjacent_pairs: bool = False
+    """Which elements of a head are rotated together, see `rope_and_kv_write`."""
     deterministic: bool = False
     """The bits of a token's result depend on its query and its keys and values alone."""
+    soft_cap: float = 0.0
+    """What no score exceeds: each score s becomes soft_cap * tanh(s / soft_cap); 0 = it stays."""
+    sinks_H: Tensor | None = None
+    """float32, one more logit in each head's softmax, of a key without a value."""
 
     @property
     def cache_spec(self) -> CacheSpec:
@@ -107,25 +142,48 @@ class Attention:
 
     def __call__(self, qkv_TC: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
         """(T, (H + 2K) * E) to (T, H * E). Writes this step's keys and values to the cache first."""
-        heads = qkv_TC.view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        first_value = self.num_heads + self.num_kv_heads
+        first_key, first_value = self.num_heads * self.head_dim, (self.num_heads + self.num_kv_heads) * self.head_dim
+        q_TQ, k_TK, v_TK = qkv_TC[:, :first_key], qkv_TC[:, first_key:first_value], qkv_TC[:, first_value:]
+        if self.norms_all_heads:
+            q_TQ, k_TK = self._normed(q_TQ, self.q_norm), self._normed(k_TK, self.k_norm)
         q_THE = inflight_kernels.rope_and_kv_write(
-            heads[:, : self.num_heads],
-            heads[:, self.num_heads : first_value],
-            heads[:, first_value:],
+            self._by_heads(q_TQ),
+            self._by_heads(k_TK),
+            self._by_heads(v_TK),
             self.cos_sin,
             metadata.positions_T,
             cache.keys,
             cache.values,
             metadata.slot_mapping_T,
-            self.q_norm_E,
-            self.k_norm_E,
+            None if self.norms_all_heads else self.q_norm,
+            None if self.norms_all_heads else self.k_norm,
             self.norm_eps,
             cache.k_scale,
             cache.v_scale,
+            self.adjacent_pairs,
         )
-        attended_THE = attend(q_THE, cache, metadata, self.scale, self.sliding_window, self.deterministic)
+        attended_THE = attend(
+            q_THE,
+            cache,
+            metadata,
+            self.scale,
+            self.sliding_window,
+            self.deterministic,
+            soft_cap=self.soft_cap,
+            sinks_H=self.sinks_H,
+        )
         return attended_THE.view(-1, self.num_heads * self.head_dim)
+
+    def _by_heads(self, features_TC: Tensor) -> Tensor:
+        """(T, heads * E) to (T, heads, E)."""
+        return features_TC.view(features_TC.shape[0], -1, self.head_dim)
+
+    def _normed(self, features_TC: Tensor, weight_C: Tensor | None) -> Tensor:
+        if weight_C is None:
+            return features_TC
+        normed_TC = inflight_kernels.rms_norm(features_TC, weight_C, self.norm_eps)
+        assert isinstance(normed_TC, Tensor)
+        return normed_TC
 
 
 def attend(
@@ -135,12 +193,15 @@ def attend(
     scale: float,
     sliding_window: int,
     deterministic: bool = False,
+    *,
+    soft_cap: float = 0.0,
+    sinks_H: Tensor | None = None,
 ) -> Tensor:
     """(T, H, E) to (T, H, E): causal attention of each token to its sequence's keys, which the cache must hold already.
     Those of the token's own step are read from the cache too: as they are rounded there for all later steps.
 
-    With a `sliding_window` above 0 each token attends to that many last keys only, itself included. `deterministic`:
-    see Attention.
+    With a `sliding_window` above 0 each token attends to that many last keys only, itself included. `deterministic`,
+    `soft_cap` and `sinks_H`: see Attention.
     """
     out_THE = q_THE.new_empty(q_THE.shape)  # empty_like of a meta tensor imports SymPy, for 0.3 s
     decodes = metadata.num_decodes
@@ -158,6 +219,8 @@ def attend(
             k_scale=cache.k_scale,
             v_scale=cache.v_scale,
             deterministic=deterministic,
+            soft_cap=soft_cap,
+            sinks=sinks_H,
         )
     if metadata.num_prefills:
         inflight_kernels.prefill_attention(
@@ -175,5 +238,7 @@ def attend(
             k_scale=cache.k_scale,
             v_scale=cache.v_scale,
             deterministic=deterministic,
+            soft_cap=soft_cap,
+            sinks=sinks_H,
         )
     return out_THE

@@ -13,8 +13,11 @@ from torch import Tensor
 import inflight_kernels
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
+from inflight.layers.mlp import GatedMLP
 from inflight.layers.weight import Weight
-from inflight_kernels import CodedWeight
+from inflight_kernels.activation.kinds import Activation
+from inflight_kernels.moe import ExpertWeights
+from inflight_kernels.moe.routing import Routing
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,19 +26,53 @@ class Experts:
 
     router: Weight
     """(E, D), whole on every rank."""
-    gate_up_ECD: Tensor | CodedWeight
+    router_bias_E: Tensor | None = None
+    choice_bias_E: Tensor | None = None
+    """float32, added to the scores for the choice alone."""
+    routing: Routing
+    gate_up_ECD: ExpertWeights
     """Of each expert gate, then up."""
-    down_EDI: Tensor | CodedWeight
-    num_chosen: int
-    renormalize: bool
-    """Whether a token's weights sum to 1."""
+    gate_up_bias_EC: Tensor | None = None
+    down_EDI: ExpertWeights
+    down_bias_ED: Tensor | None = None
+    """On the leader only, so that the sum contains it once."""
+    activation: Activation = Activation.SILU
     group: TensorParallelGroup
     deterministic: bool = False
 
     def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
-        logits_TE = self.router.multiply(hidden_TD, None, self.deterministic)
-        weights_TK, experts_TK = inflight_kernels.route_experts(logits_TE, self.num_chosen, self.renormalize)
+        logits_TE = self.router.multiply(hidden_TD, self.router_bias_E, self.deterministic)
+        weights_TK, experts_TK = inflight_kernels.route_experts(logits_TE, self.routing, self.choice_bias_E)
         y_TD = inflight_kernels.fused_moe(
-            hidden_TD, weights_TK, experts_TK, self.gate_up_ECD, self.down_EDI, deterministic=self.deterministic
+            hidden_TD,
+            weights_TK,
+            experts_TK,
+            self.gate_up_ECD,
+            self.down_EDI,
+            deterministic=self.deterministic,
+            gate_up_bias=self.gate_up_bias_EC,
+            down_bias=self.down_bias_ED,
+            activation=self.activation,
         )
         return self.group.all_reduce(y_TD)
+
+
+@dataclass(slots=True, kw_only=True)
+class SharedExperts:
+    """The sum of what the chosen experts compute of a token and of what other ones do, which compute every token: a
+    gated feed-forward, split like one. The ranks' shares of both are summed at once."""
+
+    chosen: Experts
+    shared: GatedMLP
+    """Both without any sum over the ranks."""
+    gate: Weight | None
+    """(1, D), whole on every rank: its sigmoid is a token's factor of what `shared` computes; None = 1."""
+    group: TensorParallelGroup
+    deterministic: bool = False
+
+    def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
+        shared_TD = self.shared(hidden_TD, metadata)
+        if self.gate is not None:
+            gate_T1 = self.gate.multiply(hidden_TD, None, self.deterministic)
+            shared_TD = inflight_kernels.sigmoid_mul(shared_TD, gate_T1)
+        return self.group.all_reduce(self.chosen(hidden_TD, metadata) + shared_TD)

@@ -21,9 +21,10 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mlp import GatedMLP
+from inflight.layers.norm import Norm, RMSNorm
 from inflight.layers.part import Part
-from inflight.layers.rms_norm import Norm, RMSNorm
-from inflight.layers.weight import Fp8Tokens, Fp8Weight
+from inflight.layers.weight import Fp8BlockWeight, Fp8Tokens, Fp8Weight
+from inflight_kernels import Activation
 
 
 def fuse_quantization(norm: RMSNorm, part: Part[Tensor]) -> tuple[Norm[Any], Part[Any]]:
@@ -37,16 +38,17 @@ def fuse_quantization(norm: RMSNorm, part: Part[Tensor]) -> tuple[Norm[Any], Par
         fused = _of_tokens_in_fp8(part)
     elif isinstance(part, GatedMLP):
         gate_up, down = _of_tokens_in_fp8(part.gate_up), _of_tokens_in_fp8(part.down)
-        fused = Fp8GatedMLP(gate_up, down, part.down.group) if gate_up is not None and down is not None else None
+        if gate_up is not None and down is not None:
+            fused = Fp8GatedMLP(gate_up, down, part.down.group, part.activation)
     if fused is None:
         return norm, part
     first = fused if isinstance(fused, Fp8Linear) else fused.gate_up
-    return Fp8RMSNorm(norm.weight_D, norm.eps, first.weight.input_scale), fused
+    return Fp8RMSNorm(norm.weight_D, norm.eps, first.weight.input_scale, first.weight.group_size), fused
 
 
 def _of_tokens_in_fp8(linear: ColumnParallelLinear | RowParallelLinear) -> Fp8Linear | None:
     """A rank's product, without any sum over the ranks; None if it needs floats."""
-    if linear.lora is not None or not isinstance(linear.weight, Fp8Weight):
+    if linear.lora is not None or not isinstance(linear.weight, Fp8Weight | Fp8BlockWeight):
         return None
     return Fp8Linear(linear.weight, linear.bias_O, linear.deterministic)
 
@@ -59,22 +61,28 @@ class Fp8RMSNorm:
     eps: float
     scale: float | None
     """Of all tokens; None = each has its own."""
+    group_size: int
+    """Features of a token that share a scale; 0 = all."""
 
     def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Fp8Tokens:
-        normed = inflight_kernels.rms_norm_quantized(hidden_TD, self.weight_D, self.eps, scale=self.scale)
+        normed = inflight_kernels.rms_norm_quantized(
+            hidden_TD, self.weight_D, self.eps, scale=self.scale, group_size=self.group_size
+        )
         assert len(normed) == 2
         return Fp8Tokens(*normed, hidden_TD.dtype)
 
     def of_embeddings(self, token_ids_T: Tensor, table_VD: Tensor) -> tuple[Fp8Tokens, Tensor]:
         """See Norm."""
         values_TD, scale_T, rows_TD = inflight_kernels.embedding_rms_norm_quantized(
-            token_ids_T, table_VD, self.weight_D, self.eps, scale=self.scale
+            token_ids_T, table_VD, self.weight_D, self.eps, scale=self.scale, group_size=self.group_size
         )
         return Fp8Tokens(values_TD, scale_T, table_VD.dtype), rows_TD
 
     def add(self, hidden_TD: Tensor, residual_TD: Tensor, metadata: AttentionMetadata) -> tuple[Fp8Tokens, Tensor]:
         """See Norm."""
-        normed = inflight_kernels.rms_norm_quantized(hidden_TD, self.weight_D, self.eps, residual_TD, scale=self.scale)
+        normed = inflight_kernels.rms_norm_quantized(
+            hidden_TD, self.weight_D, self.eps, residual_TD, scale=self.scale, group_size=self.group_size
+        )
         assert len(normed) == 3
         values_TD, scale_T, sum_TD = normed
         return Fp8Tokens(values_TD, scale_T, hidden_TD.dtype), sum_TD
@@ -84,7 +92,7 @@ class Fp8RMSNorm:
 class Fp8Linear:
     """A rank's product; see ColumnParallelLinear."""
 
-    weight: Fp8Weight
+    weight: Fp8Weight | Fp8BlockWeight
     bias_O: Tensor | None
     deterministic: bool = False
 
@@ -100,9 +108,12 @@ class Fp8GatedMLP:
     down: Fp8Linear
     group: TensorParallelGroup
     """Over which the outputs of `down` are summed."""
+    activation: Activation
 
     def __call__(self, hidden_TD: Fp8Tokens, metadata: AttentionMetadata) -> Tensor:
         gate_up_TO = self.gate_up(hidden_TD, metadata)
-        input_scale = self.down.weight.input_scale
-        values_TI, scale_T = inflight_kernels.silu_and_mul_quantized(gate_up_TO, scale=input_scale)
+        weight = self.down.weight
+        values_TI, scale_T = inflight_kernels.activate_and_mul_quantized(
+            gate_up_TO, scale=weight.input_scale, group_size=weight.group_size, activation=self.activation
+        )
         return self.group.all_reduce(self.down(Fp8Tokens(values_TI, scale_T, gate_up_TO.dtype), metadata))

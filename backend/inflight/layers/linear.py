@@ -18,6 +18,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.lora import LoraSlots
 from inflight.layers.weight import Weight
+from inflight_kernels import Activation
 
 
 @dataclass(slots=True)
@@ -33,13 +34,13 @@ class ColumnParallelLinear:
         y_TO = self.weight.multiply(x_TI, self.bias_O, self.deterministic)
         return y_TO if self.lora is None else self.lora.add(y_TO, x_TI, metadata)
 
-    def gated(self, x_TI: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """silu of the first half of its outputs times the second half: (T, O / 2)."""
+    def gated(self, x_TI: Tensor, metadata: AttentionMetadata, activation: Activation) -> Tensor:
+        """`activation` of the first half of its outputs times the second half: (T, O / 2)."""
         # Deterministic layers do the same in every step, whether one of its tokens has an adapter or none.
         may_adapt = self.deterministic or metadata.adapters_T is not None
         if self.lora is not None and self.lora.has_slots and may_adapt:
-            return inflight_kernels.silu_and_mul(self(x_TI, metadata))
-        return self.weight.multiply_gated(x_TI, self.bias_O, self.deterministic)
+            return inflight_kernels.activate_and_mul(self(x_TI, metadata), activation)
+        return self.weight.multiply_gated(x_TI, self.bias_O, activation, self.deterministic)
 
 
 @dataclass(slots=True)

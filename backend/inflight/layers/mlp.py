@@ -1,4 +1,4 @@
-"""The gated feed-forward half of a layer: down(silu(gate(x)) * up(x))."""
+"""The feed-forward half of a layer: down(f(gate(x)) * up(x)), or, without a gate, down(f(up(x)))."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+import inflight_kernels
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight_kernels import Activation
 
 
 @dataclass(slots=True)
@@ -15,6 +17,18 @@ class GatedMLP:
     gate_up: ColumnParallelLinear
     """The first half of the outputs is the gate, the second half is up."""
     down: RowParallelLinear
+    activation: Activation = Activation.SILU
 
     def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
-        return self.down(self.gate_up.gated(hidden_TD, metadata), metadata)
+        return self.down(self.gate_up.gated(hidden_TD, metadata, self.activation), metadata)
+
+
+@dataclass(slots=True)
+class MLP:
+    up: ColumnParallelLinear
+    down: RowParallelLinear
+    activation: Activation
+    """One that needs no gate."""
+
+    def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
+        return self.down(inflight_kernels.activate(self.up(hidden_TD, metadata), self.activation), metadata)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+import inflight_kernels
 from inflight.layers.attention import AttentionMetadata
 
 Features = TypeVar("Features", contravariant=True)
@@ -39,3 +40,14 @@ class Scaled:
 
     def __call__(self, *inputs: Any) -> Tensor:
         return self.part(*inputs) * self.multiplier
+
+
+@dataclass(slots=True)
+class SoftCapped:
+    """Another part's output y as cap * tanh(y / cap): within +-cap, and nearly y where that is small."""
+
+    part: Callable[..., Tensor]
+    cap: float
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        return inflight_kernels.soft_cap(self.part(*inputs), self.cap)

@@ -32,11 +32,13 @@ class RopeConfig:
     mscale_all_dim: float = 0.0
 
 
-def cos_sin_table(rope: RopeConfig, rotary_dim: int, num_positions: int) -> Tensor:
+def cos_sin_table(rope: RopeConfig | None, rotary_dim: int, num_positions: int) -> Tensor:
     """float32 (num_positions, 2R): cosines in the first half of the columns, sines in the second.
 
-    `rotary_dim`: elements of a head that are rotated, its first ones.
+    `rotary_dim`: elements of a head that are rotated, its first ones. None: by no angle.
     """
+    if rope is None:
+        return torch.tensor([1.0, 0.0]).repeat_interleave(rotary_dim // 2).repeat(num_positions, 1)
     positions_S = torch.arange(num_positions, dtype=torch.float32)
     frequencies, amplitude = FREQUENCIES[rope.kind](rope, rotary_dim, positions_S)
     angles_SR = positions_S[:, None] * frequencies

@@ -6,6 +6,7 @@ Every rank holds ceil(V / ranks) rows; the last rank's are padded with zeros.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,15 +23,30 @@ class VocabularyParallelEmbedding:
 
     weight_UD: Tensor
     group: TensorParallelGroup
+    factor: float = 1.0
+    """Of the rows that are looked up; embeddings that requests bring have it already."""
 
     def __call__(self, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
         first = None if self.group.size == 1 else self.group.rank * self.weight_UD.shape[0]
-        hidden_TD = self.group.all_reduce(inflight_kernels.embedding(token_ids_T, self.weight_UD, first))
+        hidden_TD = self.group.all_reduce(inflight_kernels.embedding(token_ids_T, self.weight_UD, first, self.factor))
         return hidden_TD if metadata.given is None else metadata.given.put_into(hidden_TD)
 
     def table(self, metadata: AttentionMetadata) -> Tensor | None:
         """(V, D), if a call returns rows of it as they are; None = it sums over ranks or puts given embeddings in."""
-        return self.weight_UD if self.group.size == 1 and metadata.given is None else None
+        is_as_it_is = self.group.size == 1 and metadata.given is None and self.factor == 1.0
+        return self.weight_UD if is_as_it_is else None
+
+
+@dataclass(slots=True)
+class PositionedEmbedding:
+    """Embeddings of tokens and of their positions, added."""
+
+    tokens: Callable[[Tensor, AttentionMetadata], Tensor]
+    positions_SD: Tensor
+
+    def __call__(self, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
+        hidden_TD = self.tokens(token_ids_T, metadata)
+        return hidden_TD + inflight_kernels.embedding(metadata.positions_T, self.positions_SD)
 
 
 @dataclass(slots=True)
@@ -46,7 +62,9 @@ class VocabularyParallelHead:
     group: TensorParallelGroup
     deterministic: bool = False
     """The bits of a row of logits depend on its hidden state alone."""
+    bias_U: Tensor | None = None
+    """Of this rank's tokens."""
 
     def __call__(self, hidden_BD: Tensor) -> Tensor:
-        logits_BV = self.group.all_gather(self.weight.multiply(hidden_BD, None, self.deterministic))
+        logits_BV = self.group.all_gather(self.weight.multiply(hidden_BD, self.bias_U, self.deterministic))
         return logits_BV[:, : self.vocab_size]

@@ -53,6 +53,8 @@ class AdapterPlaces:
     """By the name of the layer's tensors in the checkpoint, without ending."""
     numbered: dict[tuple[int, int], str] = field(default_factory=dict)
     """The same names, by TensorRT-LLM's number of the module and the number of the layer."""
+    prefix: str = ""
+    """What an adapter's names begin with, and those of a checkpoint that was saved without its head do not."""
     num_slots: int = 0
     max_rank: int = 0
     dtype: torch.dtype = torch.float32
@@ -65,7 +67,7 @@ class AdapterPlaces:
         return list({id(slots): slots for slots in own}.values())
 
     def add(self, name: str, place: AdapterPlace) -> None:
-        self.places[name] = place
+        self.places[f"{self.prefix}{name}"] = place
 
     def number(self, family: Family, layer: int) -> None:
         """Note TensorRT-LLM's numbers of a layer's modules. A mixture of experts has none."""
@@ -77,7 +79,9 @@ class AdapterPlaces:
         if family.experts is None or layer not in family.experts.layers:
             numbers |= dict(zip((GATE, UP) if len(gate_up) > 1 else (GATE_UP,), gate_up, strict=True))
             numbers[DOWN] = family.mlp.down.name
-        self.numbered |= {(module, layer): f"{family.layers}.{layer}.{name}" for module, name in numbers.items()}
+        self.numbered |= {
+            (module, layer): f"{self.prefix}{family.layers}.{layer}.{name}" for module, name in numbers.items()
+        }
 
     def slot_bytes(self, max_rank: int, dtype: torch.dtype) -> int:
         """Memory of one slot of all layers."""

@@ -69,6 +69,15 @@ class Checkpoint:
         """Of all tensors."""
         return self._file_of.keys()
 
+    @property
+    def paths(self) -> list[Path]:
+        """Of the files with its tensors."""
+        return [self.folder / name for name in sorted(set(self._file_of.values()))]
+
+    def is_quantised_to(self, code: str) -> None:
+        """What is read becomes codes of that name, which takes longer than to read it, and the log says so."""
+        self._progress.what = f"of the checkpoint are read and quantised to {code} by this rank"
+
     def check(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOAT_DTYPES) -> None:
         """Raise unless there is a tensor `name` of that shape and one of `dtypes`, as safetensors names them.
 
@@ -83,8 +92,9 @@ class Checkpoint:
         shape: tuple[int, ...],
         starts: tuple[int, ...] = (0,),
         dtypes: tuple[str, ...] = FLOAT_DTYPES,
+        added: float = 0.0,
     ) -> None:
-        """Copy a block of tensor `name` into `target`, converting its dtype.
+        """Copy a block of tensor `name` into `target`, converting its dtype; `added` to all its values.
 
         `shape` and `dtypes` are the whole tensor's expected shape and possible dtypes, and are checked. The block has
         the shape of `target` and begins at `starts` in the first dimensions, at 0 in the others. It may extend beyond
@@ -107,8 +117,12 @@ class Checkpoint:
         if reason := why_unusable(values, target.dtype):
             raise ConfigurationError(f"{self.folder / self._file_of[name]}: tensor {name} {reason}")
         place = target[tuple(slice(found.stop - found.start) for found in index)]
+        if added:
+            values = values.to(target.dtype) + added
         if place.device.type == "cuda":
             self._upload = self._upload or Upload(place.device)
+            if place.dim() > 1 and not place.is_contiguous() and place.mT.is_contiguous():
+                values, place = values.mT, place.mT  # turned on the host
             self._upload.copy(values, place)
         else:
             place.copy_(values)
@@ -170,9 +184,14 @@ class Checkpoint:
         """
         return {name: self._open_slice(name) for name in self._file_of if not name.endswith(ignored)}
 
-    def refuse_leftovers(self, ignored: tuple[str, ...] = ()) -> None:
-        """Raise if a tensor was never asked for, since the network lacks it; names ending in `ignored` are excepted."""
-        leftovers = sorted(name for name in set(self._file_of) - self._read if not name.endswith(ignored))
+    def refuse_leftovers(self, ignored: tuple[str, ...] = (), unread: tuple[str, ...] = ()) -> None:
+        """Raise if a tensor was never asked for, since the network lacks it; names that end in `ignored` or begin with
+        `unread` are excepted."""
+        leftovers = sorted(
+            name
+            for name in set(self._file_of) - self._read
+            if not name.endswith(ignored) and not name.startswith(unread)
+        )
         if leftovers:
             more = f" and {len(leftovers) - 3} more" if len(leftovers) > 3 else ""
             raise ConfigurationError(

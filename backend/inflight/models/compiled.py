@@ -53,6 +53,8 @@ class CompiledNetwork:
     """The same as `hidden_states`, with the same bits, in parts: each layer, then the norm that a head needs."""
     first_layer: int = 0
     """Number of its first layer in the whole network."""
+    activations: str = ""
+    """See EngineDescription."""
 
     def forward(self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
         """See Network; `caches` are those that it was compiled for."""
@@ -99,12 +101,7 @@ class CompiledNetwork:
 
 def may_compile(config: EngineConfig, model: ModelConfig) -> bool:
     """Whether C++ computes networks of such a configuration, on machines that can compile them."""
-    return (
-        config.cpu_compile != "false"
-        and config.kv_cache_dtype != "fp8"
-        and model.hidden_size % cpu.STEP == 0
-        and model.head_dim in cpu.HEAD_DIMS
-    )
+    return config.cpu_compile != "false" and model.hidden_size % cpu.STEP == 0 and model.head_dim in cpu.HEAD_DIMS
 
 
 def keeps_codes(config: EngineConfig, model: ModelConfig, device: torch.device, group: TensorParallelGroup) -> bool:
@@ -143,6 +140,8 @@ def compile_network(
             raise ConfigurationError(f"cpu_compile is true, but {reason}; set cpu_compile to auto or false")
         if device.type == "cpu":
             logger.log(level, "the layers run in torch, several times slower: %s", reason)
+            if config.cpu_activations == "int8":
+                logger.warning("cpu_activations is int8, which is for layers in C++: activations are kept")
         return network
     library, recordings = prepared
     packer, workspace = WeightPacker(library, recordings.all, weights), Workspace()
@@ -153,12 +152,16 @@ def compile_network(
     hidden_states = program(recordings.hidden_states)
     head = None if recordings.head is None else program(recordings.head)
     by_layer = tuple(map(program, recordings.by_layer))
+    activations = "int8" if any(recording.quantizes_inputs for recording in recordings.all) else ""
+    if config.cpu_activations == "int8" and not activations:
+        logger.warning("cpu_activations is int8, and no layer has weights of int8 or int4: activations are kept")
     seconds = time.monotonic() - started
     logger.info(
-        "the layers are compiled for %s and packed after %.1f s; products of %s",
+        "the layers are compiled for %s and packed after %.1f s; products of %s%s",
         library.variant,
         seconds,
         library.instructions,
+        f", of activations that are quantised to {activations}" if activations else "",
     )
     return CompiledNetwork(
         cache_specs=network.cache_specs,
@@ -167,6 +170,7 @@ def compile_network(
         head=head,
         by_layer=by_layer,
         first_layer=recordings.first_layer,
+        activations=activations,
     )
 
 
@@ -216,11 +220,9 @@ def record_network(
         raise Unsupported(f"layers in C++ are for CPUs, and device is {device.type}")
     if not group.can_be_recorded:
         raise Unsupported("layers in C++ are for ranks that share memory, and these sum through sockets")
-    if _stores_fp8(network):
-        raise Unsupported("layers in C++ store keys and values as they compute them, and kv_cache_dtype is fp8")
     if reason := cpu.unsupported_reason():
         raise Unsupported(reason)
-    dtype = network.cache_specs[0].dtype
+    dtype = network.dtype
 
     def record(part: Decoder, caches: Sequence[LayerCache]) -> Recording:
         return cpu.record(lambda x_T, batch: part.forward(x_T, caches, _metadata(batch)), part.input_size, dtype)
@@ -259,7 +261,3 @@ def _given(given: GivenEmbeddings, num_tokens: int, dtype: torch.dtype) -> tuple
     given_T = torch.full((num_tokens,), -1)
     given_T[given.places_G] = torch.arange(len(given.places_G))
     return given_T, given.rows_GD.to(dtype)
-
-
-def _stores_fp8(network: Network) -> bool:
-    return any(spec.dtype == torch.float8_e4m3fn for spec in network.cache_specs)

@@ -2,8 +2,9 @@
 
 Of the many schemes that it can describe, these are computed. Weights of fp8 with a scale for each output, each block or
 one for all, and activations that are quantised to fp8 when they are multiplied: each token with a scale of its own, or
-all with one that the checkpoint brings. Whole numbers of 4 or 8 bits, and MXFP4, whose activations stay as they are.
-And scales for an fp8 KV cache. Every field that says otherwise is refused by its name.
+each group of its features, or all with one that the checkpoint brings. Whole numbers of 4 or 8 bits, whose activations
+stay as they are or are quantised to int8, each token with a scale of its own, and MXFP4, whose activations stay. And
+scales for an fp8 KV cache. Every field that says otherwise is refused by its name.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MXFP4_FORMAT = "mxfp4-pack-quantized"
 GROUP_UNIT = 32
 PACKED: Supported = {"type": ("int",), "num_bits": (4, 8), "dynamic": (False,), "strategy": ("channel", "group")}
 PACKED_INPUTS: Supported = {"type": ("int",), "num_bits": (8,), "symmetric": (True,), "dynamic": (True,)}
-"""Of W8A8. On a CPU activations stay as they are, which is exact where quantising them is not."""
+"""Of W8A8 and W4A8."""
 ORDERS = (None, "static", "weight")
 """Of activations, that leave groups of neighbours."""
 STATUSES = ("compressed", "frozen")
@@ -68,6 +69,8 @@ class PackedScheme:
     is_symmetric: bool
     is_packed: bool
     """In words of 32 bits."""
+    has_int8_inputs: bool
+    """Activations are quantised as well, each token by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,9 @@ def _read_fp8(path: Path, group: _Fields) -> Fp8Scheme | Fp8Blocks:
     weights.check_all(WEIGHTS)
     if weights.values.get("strategy") == "block":
         inputs.check_all({**FP8, "dynamic": (True,), "strategy": ("group",)})
-        return read_blocks(path, f"{weights.name}.block_structure", weights.values.get("block_structure"))
+        blocks = read_blocks(path, f"{weights.name}.block_structure", weights.values.get("block_structure"))
+        inputs.check("group_size", (blocks.inputs,))
+        return blocks
     inputs.check_all(INPUTS)
     is_dynamic = bool(inputs.values.get("dynamic", DEFAULTS["dynamic"]))
     inputs.check("strategy", (INPUT_STRATEGY[is_dynamic],))
@@ -139,7 +144,8 @@ def _read_packed(path: Path, group: _Fields, *, is_packed: bool) -> PackedScheme
     weights = group.part("weights")
     weights.check_all(PACKED)
     weights.check("actorder", ORDERS)
-    if group.values.get("input_activations"):
+    has_inputs = bool(group.values.get("input_activations"))
+    if has_inputs:
         inputs = group.part("input_activations")
         inputs.check_all(PACKED_INPUTS)
         inputs.check("strategy", ("token",))
@@ -156,6 +162,7 @@ def _read_packed(path: Path, group: _Fields, *, is_packed: bool) -> PackedScheme
         group_size=size,
         is_symmetric=bool(weights.values.get("symmetric", DEFAULTS["symmetric"])),
         is_packed=is_packed,
+        has_int8_inputs=has_inputs,
     )
 
 

@@ -6,7 +6,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ import torch
 
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import FREQUENCIES, RopeConfig
-from inflight.models.config_file import ConfigValues, check_values, read_config_file, read_quantization, tell_defaults
+from inflight.models.config_file import (
+    ConfigValues,
+    NotNative,
+    by_layer_type,
+    check_values,
+    read_config_file,
+    read_quantization,
+    tell_defaults,
+)
 from inflight.models.families import FAMILIES
 from inflight.models.family import DescribeFamily, Family
 from inflight.models.formats.format import WeightFormat
@@ -23,11 +31,9 @@ from inflight.models.hf_config import read_values
 from inflight.models.weight_formats import choose_weight_format
 from inflight_kernels.moe import MAX_CHOSEN_EXPERTS, MAX_EXPERTS
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Types of layers, as `layer_types` names them."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-class NotNative(ConfigurationError):
-    """The checkpoint is valid, but needs something that the native decoder does not support."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +51,11 @@ class ModelConfig:
     head_dim: int
     rotary_dim: int
     """Elements of each head that are rotated, its first ones."""
-    rms_norm_eps: float
     tie_word_embeddings: bool
     sliding_windows: tuple[int, ...]
     """Per layer: number of last keys that a token attends to, itself included; 0 = all."""
-    rope: RopeConfig
+    ropes: tuple[RopeConfig | None, ...]
+    """Per layer; None = its queries and keys are not rotated."""
     weight_format: WeightFormat
     max_position_embeddings: int
     max_positions: int
@@ -67,31 +73,30 @@ class ModelConfig:
         check_values(path, values)
         given, values = values, read_values(path)
         tell_defaults(path, given, values)
-        _refuse_other_activations(path, values)
         family = describe(ConfigValues(path, values))
         weight_format = choose_weight_format(path, read_quantization(path, values))
         _check_experts(path, family)
-        rope = _rope(path, values)
-        num_heads, num_kv_heads, head_dim = _heads(path, values)
+        windows = _sliding_windows(path, family, values)
+        ropes = _ropes(path, family, values, windows)
+        num_heads, num_kv_heads, head_dim = _heads(path, family, values)
         max_positions = int(values["max_position_embeddings"])
         return cls(
             architecture=architecture,
             family=family,
             vocab_size=int(values["vocab_size"]),
             hidden_size=int(values["hidden_size"]),
-            intermediate_size=int(values["intermediate_size"]),
+            intermediate_size=family.mlp.intermediate_size or int(values["intermediate_size"]),
             num_layers=int(values["num_hidden_layers"]),
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             rotary_dim=_rotary_dim(path, family, values, head_dim),
-            rms_norm_eps=float(values["rms_norm_eps"]),
             tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-            sliding_windows=_sliding_windows(path, family, values),
-            rope=rope,
+            sliding_windows=windows,
+            ropes=ropes,
             weight_format=weight_format,
             max_position_embeddings=max_positions,
-            max_positions=_max_positions(rope, max_positions),
+            max_positions=_max_positions(ropes, max_positions),
             dtype=read_dtype(path, values.get("dtype") or values.get("torch_dtype")),
         )
 
@@ -116,29 +121,20 @@ def _find_family(path: Path, architecture: str) -> DescribeFamily:
     return FAMILIES[architecture]
 
 
-def _refuse_other_activations(path: Path, values: Mapping[str, Any]) -> None:
-    activation = values.get("hidden_act", "silu")
-    if activation in ("silu", "swish"):
-        return
-    from transformers.activations import ACT2FN  # takes seconds to import
-
-    if activation not in ACT2FN:
-        raise ConfigurationError(f"{path}: hidden_act {activation!r} is not the name of an activation in transformers")
-    raise NotNative(f"{path}: hidden_act {activation!r} is not supported; only silu is")
-
-
 def _check_experts(path: Path, family: Family) -> None:
     experts = family.experts
     if experts is None:
         return
-    if experts.num_chosen > experts.num_experts:
+    num_chosen = experts.routing.num_chosen
+    if num_chosen > experts.num_experts:
         raise ConfigurationError(
-            f"{path}: num_experts_per_tok ({experts.num_chosen}) must be at most the number of experts "
-            f"({experts.num_experts})"
+            f"{path}: num_experts_per_tok ({num_chosen}) must be at most the number of experts ({experts.num_experts})"
         )
-    if experts.num_experts > MAX_EXPERTS or experts.num_chosen > MAX_CHOSEN_EXPERTS:
+    if fault := experts.routing.fault(experts.num_experts):
+        raise ConfigurationError(f"{path}: {fault}")
+    if experts.num_experts > MAX_EXPERTS or num_chosen > MAX_CHOSEN_EXPERTS:
         raise NotNative(
-            f"{path}: {experts.num_chosen} of {experts.num_experts} experts for each token are not supported; "
+            f"{path}: {num_chosen} of {experts.num_experts} experts for each token are not supported; "
             f"{MAX_CHOSEN_EXPERTS} of {MAX_EXPERTS} are"
         )
 
@@ -153,10 +149,10 @@ def refuse_quantized(path: Path, values: Mapping[str, Any]) -> None:
         )
 
 
-def _heads(path: Path, values: Mapping[str, Any]) -> tuple[int, int, int]:
+def _heads(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[int, int, int]:
     """Query heads, key/value heads and the size of a head."""
     num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])
-    num_kv_heads = int(values.get("num_key_value_heads") or num_heads)
+    num_kv_heads = int(family.num_kv_heads or values.get("num_key_value_heads") or num_heads)
     if num_heads % num_kv_heads:
         raise ConfigurationError(
             f"{path}: num_key_value_heads ({num_kv_heads}) must divide num_attention_heads ({num_heads})"
@@ -181,19 +177,18 @@ def _sliding_windows(path: Path, family: Family, values: Mapping[str, Any]) -> t
         return (0,) * num_layers
     if family.windowed_layers == "all":
         return (window,) * num_layers
-    if not values.get("use_sliding_window", False):
-        return (0,) * num_layers
-    kinds = values.get("layer_types")
-    if kinds is None:
-        full = int(values.get("max_window_layers", num_layers))
-        return tuple(0 if layer < full else window for layer in range(num_layers))
-    unknown = set(kinds) - {"full_attention", "sliding_attention"}
+    return tuple(window if kind == SLIDING else 0 for kind in _layer_types(path, values))
+
+
+def _layer_types(path: Path, values: Mapping[str, Any]) -> list[str]:
+    num_layers, kinds = int(values["num_hidden_layers"]), values.get("layer_types") or []
+    unknown = set(kinds) - {FULL, SLIDING}
     if unknown or len(kinds) != num_layers:
         raise ConfigurationError(
-            f"{path}: layer_types must name full_attention or sliding_attention for each of {num_layers} layers, "
-            f"got {len(kinds)} entries" + (f" with {', '.join(sorted(unknown))}" if unknown else "")
+            f"{path}: layer_types must name {FULL} or {SLIDING} for each of {num_layers} layers, got {len(kinds)} "
+            "entries" + (f" with {', '.join(sorted(unknown))}" if unknown else "")
         )
-    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+    return list(kinds)
 
 
 def _rope_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,11 +209,30 @@ def _rotary_dim(path: Path, family: Family, values: Mapping[str, Any], head_dim:
     return rotary_dim
 
 
-def _rope(path: Path, values: Mapping[str, Any]) -> RopeConfig:
-    """From `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+def _ropes(
+    path: Path, family: Family, values: Mapping[str, Any], windows: Sequence[int]
+) -> tuple[RopeConfig | None, ...]:
+    """Of each layer."""
     parameters = _rope_parameters(values)
-    if any(isinstance(value, Mapping) for value in parameters.values()):
-        raise NotNative(f"{path}: rotary parameters that differ between layers are not supported")
+    of_types = {kind: _rope(path, values, of_type) for kind, of_type in by_layer_type(parameters).items()}
+    if of_types:
+        kinds = _layer_types(path, values)
+        if missing := set(kinds) - of_types.keys():
+            raise ConfigurationError(f"{path}: rope_parameters has nothing for layers of type {', '.join(missing)}")
+        ropes = [of_types[kind] for kind in kinds]
+    else:
+        ropes = [_rope(path, values, parameters)] * len(windows)
+
+    def is_rotated(layer: int) -> bool:
+        if family.rotated_layers == "windowed":
+            return windows[layer] > 0
+        return family.rotated_layers == "all" or layer in family.rotated_layers
+
+    return tuple(rope if is_rotated(layer) else None for layer, rope in enumerate(ropes))
+
+
+def _rope(path: Path, values: Mapping[str, Any], parameters: Mapping[str, Any]) -> RopeConfig:
+    """From `parameters`: those that transformers 5 calls so, or `rope_theta` and `rope_scaling` of before."""
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     if kind not in FREQUENCIES:
         raise NotNative(f"{path}: rope type {kind!r} is not supported; these are: {', '.join(FREQUENCIES)}")
@@ -250,9 +264,11 @@ def _rope(path: Path, values: Mapping[str, Any]) -> RopeConfig:
     return rope
 
 
-def _max_positions(rope: RopeConfig, max_position_embeddings: int) -> int:
-    stretched = int(rope.factor * rope.original_max_positions) if rope.kind != "default" else 0
-    return max(max_position_embeddings, stretched)
+def _max_positions(ropes: Iterable[RopeConfig | None], max_position_embeddings: int) -> int:
+    stretched = [
+        int(rope.factor * rope.original_max_positions) if rope.kind != "default" else 0 for rope in ropes if rope
+    ]
+    return max(max_position_embeddings, min(stretched, default=0))
 
 
 def read_dtype(path: Path, value: object) -> torch.dtype:

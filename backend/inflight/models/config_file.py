@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight.errors import ConfigurationError
+from inflight_kernels import Activation
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,18 @@ TOLD_DEFAULTS = (
 """Keys that the log names if the file leaves them out: of another value the tokens would be others, and no tensor's
 shape would show it, or not that of every one."""
 
+ACTIVATIONS = {
+    "silu": Activation.SILU,
+    "swish": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_new": Activation.GELU_TANH,
+    "gelu_fast": Activation.GELU_TANH,
+    "gelu_pytorch_tanh": Activation.GELU_TANH,
+    "relu": Activation.RELU,
+    "relu2": Activation.RELU_SQUARED,
+}
+"""As transformers calls them."""
+
 ROPE_RULES: dict[str, Rule] = {
     "rope_type": _TEXT,
     "type": _TEXT,
@@ -137,6 +150,10 @@ ROPE_RULES: dict[str, Rule] = {
     "truncate": _FLAG,
 }
 """Rules for the keys of `rope_parameters` and `rope_scaling`."""
+
+
+class NotNative(ConfigurationError):
+    """The checkpoint is valid, but needs something that the native decoder does not support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +175,25 @@ class ConfigValues:
         value = self._checked(key, _positive())
         return 1.0 if value is None else float(value)
 
+    def eps(self, key: str) -> float:
+        """What a norm adds to the mean square."""
+        value = self._checked(key, RULES["rms_norm_eps"])
+        if value is None:
+            raise ConfigurationError(f"{self.path} has no {key}")
+        return float(value)
+
+    def activation(self, key: str) -> Activation:
+        """Of a feed-forward; SiLU if the key is missing. Raises NotNative for one that the engine does not have."""
+        name = self._checked(key, _TEXT)
+        name = "silu" if name is None else name
+        if name in ACTIVATIONS:
+            return ACTIVATIONS[name]
+        from transformers.activations import ACT2FN  # takes seconds to import
+
+        if name not in ACT2FN:
+            raise ConfigurationError(f"{self.path}: {key} {name!r} is not the name of an activation in transformers")
+        raise NotNative(f"{self.path}: {key} {name!r} is not supported; these are: {', '.join(ACTIVATIONS)}")
+
     def whole(self, *spellings: str, largest: int = MAX_SIZE) -> int:
         """A number from 1 to `largest`, by the first of its names that is there; ConfigurationError without any."""
         key = next((key for key in spellings if key in self.values), spellings[0])
@@ -166,9 +202,31 @@ class ConfigValues:
             raise ConfigurationError(f"{self.path} has no {' or '.join(spellings)}")
         return int(value)
 
+    def optional_whole(self, key: str) -> int | None:
+        """A number from 1; None if the key is missing or null."""
+        value = self._checked(key, _whole(1, may_be_null=True))
+        return None if value is None else int(value)
+
+    def count(self, *spellings: str) -> int:
+        """A number from 0, by the first of its names that is there; 0 without any."""
+        key = next((key for key in spellings if key in self.values), spellings[0])
+        return int(self._checked(key, _whole(0, may_be_null=True)) or 0)
+
     def whole_numbers(self, key: str) -> frozenset[int]:
         """Numbers from 0; none if the key is missing."""
-        return frozenset(self._checked(key, _WHOLE_NUMBERS) or ())
+        return frozenset(self.whole_list(key))
+
+    def whole_list(self, key: str) -> list[int]:
+        """The same in their order."""
+        return list(self._checked(key, _WHOLE_NUMBERS) or ())
+
+    def soft_cap(self, key: str) -> float:
+        """A positive number; 0 if the key is missing."""
+        return float(self._checked(key, _positive(may_be_null=True)) or 0.0)
+
+    def not_native(self, key: str, *supported: str) -> NotNative:
+        """What to raise for a value of `key` that only transformers computes."""
+        return NotNative(f"{self.path}: {key} {self.values[key]!r} is not supported; only {', '.join(supported)} is")
 
     def _checked(self, key: str, rule: Rule) -> Any:
         _check(self.path, "", {key: rule}, self.values)
@@ -230,7 +288,15 @@ def check_values(path: Path, values: Mapping[str, Any], keys: Iterable[str] = ()
     chosen = {key: RULES[key] for key in keys} or RULES
     _check(path, "", chosen, values)
     for name in {"rope_scaling", "rope_parameters"} & chosen.keys():
-        _check(path, f"{name}.", ROPE_RULES, values.get(name) or {})
+        parameters = values.get(name) or {}
+        _check(path, f"{name}.", ROPE_RULES, parameters)
+        for kind, of_kind in by_layer_type(parameters).items():
+            _check(path, f"{name}.{kind}.", ROPE_RULES, of_kind)
+
+
+def by_layer_type(rope_parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The rotary parameters that only layers of one type have, by the name of the type."""
+    return {kind: value for kind, value in rope_parameters.items() if isinstance(value, Mapping)}
 
 
 def _check(path: Path, prefix: str, rules: Mapping[str, Rule], values: Mapping[str, Any]) -> None:

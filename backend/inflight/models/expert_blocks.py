@@ -1,7 +1,6 @@
-"""Where a checkpoint holds the matrices of a layer's experts: as tensors of their own, or stacked.
+"""Where a checkpoint holds the matrices of a layer's experts: in tensors of their own, or stacked in one of some ways.
 
-transformers' `save_pretrained` writes the names of the published checkpoints, and with `save_original_format=False` its
-own: one tensor for gate and up of all experts, one for down, whatever the family. Reads no tensor.
+Reads no tensor. Legend: E experts, I intermediate size of an expert, D hidden size.
 """
 
 from __future__ import annotations
@@ -10,10 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.family import ExpertTensors
-
-STACKED_ROUTER, STACKED_GATE_UP, STACKED_DOWN = "mlp.gate", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
-"""Names within a layer."""
+from inflight.models.family import ExpertTensors, StackedExperts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +20,10 @@ class ExpertBlock:
     shape: tuple[int, ...]
     """Of the whole tensor."""
     starts: tuple[int, ...]
+    is_transposed: bool = False
+    """(…, inputs, outputs)."""
+    turn: tuple[int, int] = (0, 1)
+    """Of a transposed one: the first of the columns from the start on that are its own, and of how many it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +35,31 @@ class ExpertBlocks:
     down: ExpertBlock
 
 
+def find_layout(checkpoint: Checkpoint, tensors: ExpertTensors, prefix: str) -> StackedExperts | None:
+    """How the experts are stacked; None if each has tensors of its own. `prefix` is that of the layer's tensors."""
+    return next(
+        (
+            each
+            for each in tensors.stacked
+            if f"{prefix}{each.gate_up}" in checkpoint or f"{prefix}{each.gate_up}_blocks" in checkpoint
+        ),
+        None,
+    )
+
+
 def find_experts(
-    checkpoint: Checkpoint, tensors: ExpertTensors, prefix: str, hidden_size: int, first_feature: int
-) -> tuple[str, Sequence[ExpertBlocks]]:
-    """Name of the router, and the blocks of each expert. `prefix` is that of the layer's tensors; a rank has the
-    intermediate features from `first_feature` on."""
+    layout: StackedExperts | None, tensors: ExpertTensors, prefix: str, hidden_size: int, first_feature: int
+) -> Sequence[ExpertBlocks]:
+    """The blocks of each expert. A rank has the intermediate features from `first_feature` on."""
     num_experts, inner = tensors.num_experts, tensors.intermediate_size
+    if layout is not None:
+        gate_up, down = f"{prefix}{layout.gate_up}", f"{prefix}{layout.down}"
+        of_expert = _transposed if layout.is_transposed else _stacked
+        sizes = (num_experts, inner, hidden_size)
+        return [of_expert(gate_up, down, sizes, expert, first_feature) for expert in range(num_experts)]
     wide, tall = (inner, hidden_size), (hidden_size, inner)
-    gate_up, down = f"{prefix}{STACKED_GATE_UP}", f"{prefix}{STACKED_DOWN}"
-    if gate_up in checkpoint:
-        stacked_wide, stacked_tall = (num_experts, 2 * inner, hidden_size), (num_experts, *tall)
-        return f"{prefix}{STACKED_ROUTER}", [
-            ExpertBlocks(
-                gate=ExpertBlock(gate_up, stacked_wide, (expert, first_feature)),
-                up=ExpertBlock(gate_up, stacked_wide, (expert, inner + first_feature)),
-                down=ExpertBlock(down, stacked_tall, (expert, 0, first_feature)),
-            )
-            for expert in range(num_experts)
-        ]
     names = [f"{prefix}{tensors.experts}.{number}" for number in range(num_experts)]
-    return f"{prefix}{tensors.router.name}", [
+    return [
         ExpertBlocks(
             gate=ExpertBlock(f"{name}.{tensors.gate}.weight", wide, (first_feature,)),
             up=ExpertBlock(f"{name}.{tensors.up}.weight", wide, (first_feature,)),
@@ -62,3 +67,24 @@ def find_experts(
         )
         for name in names
     ]
+
+
+def _stacked(gate_up: str, down: str, sizes: tuple[int, int, int], expert: int, first: int) -> ExpertBlocks:
+    num_experts, inner, hidden_size = sizes
+    wide = (num_experts, 2 * inner, hidden_size)
+    return ExpertBlocks(
+        gate=ExpertBlock(gate_up, wide, (expert, first)),
+        up=ExpertBlock(gate_up, wide, (expert, inner + first)),
+        down=ExpertBlock(down, (num_experts, hidden_size, inner), (expert, 0, first)),
+    )
+
+
+def _transposed(gate_up: str, down: str, sizes: tuple[int, int, int], expert: int, first: int) -> ExpertBlocks:
+    num_experts, inner, hidden_size = sizes
+    gate, up = (
+        ExpertBlock(gate_up, (num_experts, hidden_size, 2 * inner), (expert, 0, 2 * first), True, (place, 2))
+        for place in range(2)
+    )
+    return ExpertBlocks(
+        gate=gate, up=up, down=ExpertBlock(down, (num_experts, inner, hidden_size), (expert, first), True)
+    )

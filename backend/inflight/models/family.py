@@ -1,16 +1,18 @@
 """What a family's file says about its network: the tensors of a checkpoint, how each is split over the ranks, options.
 
-Only descriptions; `decoder.py` composes the network from them. Names of tensors are given without the ending `.weight`
-or `.bias`; those within a layer are relative to it.
+Only descriptions; decoder_loading.py composes the network from them. Names of tensors are given without the ending
+`.weight` or `.bias`; those within a layer are relative to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from inflight.models.config_file import ConfigValues
+from inflight_kernels import Activation
+from inflight_kernels.moe.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,11 @@ class SplitByOutputs:
 
     names: tuple[str, ...]
     bias: bool = False
+    alternating: int = 0
+    """In one tensor: that many features of each section, then as many more of each, and so on; 0 = one section is
+    behind the other."""
+    transposed: bool = False
+    """Whether weights in the checkpoint are (inputs, outputs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,8 @@ class SplitByInputs:
 
     name: str
     bias: bool = False
+    transposed: bool = False
+    """As of SplitByOutputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +54,57 @@ class SplitByVocabulary:
     """A table with a row per token of the vocabulary, of which each rank holds some."""
 
     name: str
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """A table with a row for each position, which is added to the embedding of a token there. Every rank holds it."""
+
+    name: str
+    first: int = 0
+    """Row of position 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormStyle:
+    """How a network normalises: all of it, heads too."""
+
+    eps: float
+    centers: bool = False
+    """Whether the mean is subtracted first: LayerNorm."""
+    bias: bool = False
+    """Of LayerNorm."""
+    adds_one: bool = False
+    """Whether what is multiplied is the checkpoint's weight plus 1."""
+    rounds_once: bool = False
+    """Whether the product with the weight is rounded and not, before it, what is multiplied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTensors:
-    """The first half of a layer."""
+    """One branch of a layer."""
 
-    norm: NotSplit
+    norm: NotSplit | None
+    """Of what it reads; None = it reads the residual stream as it is."""
     qkv: SplitByOutputs
     """Sections: queries, keys, values."""
     q_norm: NotSplit | None = None
-    """RMSNorm over each head of the queries before their rotation."""
+    """Norm of the queries before their rotation."""
     k_norm: NotSplit | None = None
+    norms_all_heads: bool = False
+    """Whether these are norms of all heads together; else of each by itself."""
+    adjacent_pairs: bool = False
+    """Which elements of a head are rotated together, see `rope_and_kv_write`."""
     output: SplitByInputs
+    norm_after: NotSplit | None = None
+    """Of what it adds to the residual stream."""
+    scale: float | None = None
+    """Factor of the scores; None: the reciprocal of the square root of the head's size."""
+    sinks: NotSplit | None = None
+    """A logit for each head in the softmax of its scores, which has no value. This is a tensor's whole name."""
+    soft_cap: float = 0.0
+    """Most that a score can be, approached by tanh; 0 = any."""
 
     @property
     def module(self) -> str:
@@ -67,34 +114,84 @@ class AttentionTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLPTensors:
-    """The second half of a layer."""
+    """The other branch of a layer."""
 
-    norm: NotSplit
+    norm: NotSplit | None
+    """As of attention; in parallel to it None = that of attention."""
+    gate_up: SplitByOutputs
+    """Sections: gate, up; only up where there is no gate."""
+    down: SplitByInputs
+    is_gated: bool = True
+    intermediate_size: int | None = None
+    """Features of a section; None = as config.json says under that name."""
+    norm_after: NotSplit | None = None
+    activation: Activation = Activation.SILU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackedExperts:
+    """All experts of a layer in two tensors, named with their endings: gates and then ups (E, 2I, D), and (E, D, I)."""
+
+    router: str
+    gate_up: str
+    down: str
+    is_transposed: bool = False
+    """(E, D, 2I), the columns of gate and up in turn, and (E, I, D): gpt-oss. In MXFP4 `<name>_blocks` (E, 2I, D / 32,
+    16), the rows of gate and up in turn, and (E, D, I / 32, 16), with `<name>_scales`, a number for each block."""
+
+
+STACKED_EXPERTS = StackedExperts(router="mlp.gate", gate_up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj")
+"""As transformers' `save_pretrained` writes them with `save_original_format=False`, whatever most families publish."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedExpertTensors:
+    """The gated feed-forward that computes every token beside the chosen experts."""
+
     gate_up: SplitByOutputs
     """Sections: gate, up."""
     down: SplitByInputs
+    intermediate_size: int
+    gate: NotSplit | None = None
+    """(1, D): its sigmoid is a token's factor of what they compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceBias:
+    """What is added to a router's scores for the choice alone."""
+
+    names: tuple[str, ...]
+    """Of its tensor, whole, of which a checkpoint has one."""
+    is_row: bool = False
+    """(1, E) and not (E,)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertTensors:
-    """The second half of the layers with a mixture of experts, behind the same norm as the others'. Names are those of
-    the published checkpoints; see expert_blocks.py for others."""
+    """What the layers with a mixture of experts have between the norms that others have around their MLP. Names are
+    those of the published checkpoints."""
 
     layers: frozenset[int]
     """Numbers of the layers that have one."""
     num_experts: int
-    num_chosen: int
-    """Experts that compute each token."""
-    renormalize: bool
-    """Whether the weights of the chosen ones sum to 1; else they are their shares of all."""
+    routing: Routing
     intermediate_size: int
     """Of each expert."""
     router: NotSplit
-    experts: str
+    router_bias: bool = False
+    choice_bias: ChoiceBias | None = None
+    experts: str = "mlp.experts"
     """Name of the list of experts: the tensors of expert 3 begin with its name and `.3.`."""
-    gate: str
-    up: str
-    down: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    has_biases: bool = False
+    """Of each of these three. Stacked they are `<gate_up>_bias` (E, 2I), in the order of `gate_up`, and `<down>_bias`
+    (E, D)."""
+    stacked: tuple[StackedExperts, ...] = (STACKED_EXPERTS,)
+    """Other layouts that a checkpoint may have."""
+    activation: Activation = Activation.SILU
+    shared: SharedExpertTensors | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,25 +201,53 @@ class Family:
     embedding: SplitByVocabulary
     layers: str
     """Name of the list of layers: the tensors of layer 3 begin with its name and `.3.`."""
+    norms: NormStyle
     attention: AttentionTensors
     mlp: MLPTensors
-    """Of the layers without experts; its norm of all."""
+    """Of the layers without experts; its norms of all."""
     norm: NotSplit
     head: SplitByVocabulary
     """Not read where the checkpoint ties it to the embedding."""
 
+    num_kv_heads: int | None = None
+    """None = as config.json says."""
+    is_parallel: bool = False
+    """Whether both branches of a layer read the same stream."""
     experts: ExpertTensors | None = None
+    positions: LearnedPositions | None = None
+    num_extra_layers: int = 0
+    """Layers behind the last one, which predict further tokens; they are not read."""
     windowed_layers: Literal["none", "all", "layer_types"] = "none"
     """Layers that attend to the last `sliding_window` tokens only: none, all, or those that `layer_types` names."""
+    rotated_layers: Literal["all", "windowed"] | frozenset[int] = "all"
+    """Layers whose queries and keys are rotated by their positions: all, those with a window, or of these numbers."""
     partial_rotary: bool = False
     """Whether `partial_rotary_factor` is honoured: the first part of each head is rotated, the rest is not."""
-    attention_scale: float | None = None
-    """Factor of the attention scores; None: the reciprocal of the square root of the head's size."""
     embedding_multiplier: float = 1.0
+    """Of what the first layer reads: embeddings of tokens, and those that requests bring."""
+    token_multiplier: float = 1.0
+    """Of embeddings of tokens alone, rounded to the type of the activations."""
     residual_multiplier: float = 1.0
-    """Of both halves' outputs before they are added to the residual."""
+    """Of both branches' outputs before they are added to the residual stream."""
     logits_multiplier: float = 1.0
+    logits_soft_cap: float = 0.0
+    """Most that a logit can be, approached by tanh; 0 = any."""
 
 
 DescribeFamily = Callable[[ConfigValues], Family]
 """What a family's file defines: from the options in a checkpoint's config.json to the description of its network."""
+
+
+def without_first_name(family: Family) -> Family:
+    """The same with names as a checkpoint of the network without its head has them: `layers` for `model.layers`."""
+
+    def shorter(name: str) -> str:
+        return name.partition(".")[2] or name
+
+    return replace(
+        family,
+        embedding=replace(family.embedding, name=shorter(family.embedding.name)),
+        positions=family.positions and replace(family.positions, name=shorter(family.positions.name)),
+        layers=shorter(family.layers),
+        norm=replace(family.norm, name=shorter(family.norm.name)),
+    )

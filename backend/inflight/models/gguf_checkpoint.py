@@ -1,4 +1,4 @@
-"""Reads the tensors of a GGUF file: those of the checkpoint of transformers, by their names there.
+"""Reads the tensors of a GGUF file, or of several parts: those of the checkpoint of transformers, by their names there.
 
 Floats are read as from other checkpoints; codes also as they are.
 """
@@ -15,8 +15,10 @@ from torch import Tensor
 from inflight.checkpoint_files import GGUF
 from inflight.errors import ConfigurationError
 from inflight.gguf.file import GgufFile
+from inflight.gguf.parts import linked_files
 from inflight.gguf.tensors import NamedTensor, named_tensors
 from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
+from inflight.models.formats.coded import Coding
 from inflight.models.gguf_tensor import GgufTensor
 from inflight.models.usable_values import why_unusable
 from inflight_kernels.matmul.coded_weight import CodedWeight
@@ -30,7 +32,7 @@ DENSE_BYTES = 2**26
 class GgufCheckpoint(Checkpoint):
     def __init__(self, folder: str | Path, *, is_read: bool = True) -> None:
         """See Checkpoint. `folder`: made by inflight.gguf."""
-        self._file = GgufFile(Path(folder, GGUF))
+        self._file = GgufFile(*linked_files(Path(folder)))
         self._tensors = named_tensors(self._file)
         self._made_dense: set[str] = set()
         """Names of types."""
@@ -53,30 +55,32 @@ class GgufCheckpoint(Checkpoint):
         shape: tuple[int, ...],
         starts: tuple[int, ...] = (0,),
         dtypes: tuple[str, ...] = FLOAT_DTYPES,
+        added: float = 0.0,
     ) -> None:
         """See Checkpoint. Numbers are made of quantised weights a few rows at a time."""
         num_rows = max(DENSE_BYTES // (4 * max(target[:1].numel(), 1)), 1)
         if len(shape) == 1 or len(target) <= num_rows:
-            super().copy_into(target, name, shape, starts, dtypes)
+            super().copy_into(target, name, shape, starts, dtypes, added)
             return
         for first in range(0, len(target), num_rows):
             part = target[first : first + num_rows]
-            super().copy_into(part, name, shape, (starts[0] + first, *starts[1:]), dtypes)
+            super().copy_into(part, name, shape, (starts[0] + first, *starts[1:]), dtypes, added)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> GgufTensor:
         """Tensor `name`, which must have this shape, whatever its type."""
         found: GgufTensor = self._slice(name, shape, FLOAT_DTYPES)
         return found
 
-    def copy_codes(self, target: CodedWeight, name: str, rows: range, columns: range) -> None:
-        """Copy these rows and columns of the matrix `name`, which has such codes. Into tensors on meta nothing is
-        read."""
+    def copy_codes(self, target: CodedWeight, coding: Coding, name: str, rows: range, columns: range) -> None:
+        """Copy these rows and columns of the matrix `name`, whose type can have this coding. Into tensors on meta
+        nothing is read."""
         if target.codes.is_meta or not self.is_read:
             return
-        codes, scales, zeros = self._tensor(name).codes(rows, columns)
+        codes, scales, zeros = self._tensor(name).codes(rows, columns, coding)
         for shared in (scales, *([] if zeros is None else [zeros])):
             if reason := why_unusable(shared, shared.dtype):
-                raise ConfigurationError(f"{self.folder / GGUF}: tensor {name} has a scale that {reason}")
+                path = self.folder / self._file_of[name]
+                raise ConfigurationError(f"{path}: tensor {name} has a scale that {reason}")
         target.codes.copy_(codes)
         target.scales.copy_(scales)
         if target.zeros is not None and zeros is not None:
@@ -88,11 +92,11 @@ class GgufCheckpoint(Checkpoint):
         self._made_dense.add(self._tensor(name).type.name)
 
     def _tensor(self, name: str) -> GgufTensor:
-        found: GgufTensor = self._open(GGUF).get_slice(name)
+        found: GgufTensor = self._open(self._file_of[name]).get_slice(name)
         return found
 
     def _locate(self) -> dict[str, str]:
-        return dict.fromkeys(self._tensors, GGUF)
+        return {name: tensor.info.path.name for name, tensor in self._tensors.items()}
 
     def _open(self, file_name: str) -> Any:
         return _Handle(self._file, self._tensors)

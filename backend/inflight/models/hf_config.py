@@ -20,7 +20,7 @@ from inflight_kernels.cache_folder import cache_folder
 
 ATTRIBUTES = ("dtype", "rope_theta", "rope_scaling", "layer_types")
 """What to_dict leaves out, or turns into text, in some versions of transformers."""
-FORMAT = b"1"
+FORMAT = b"2"
 """Of the kept files; another number is another name."""
 
 
@@ -54,6 +54,9 @@ def _values(config: Any) -> dict[str, Any]:
     for key in ATTRIBUTES:
         if values.get(key) is None:
             values[key] = getattr(config, key, None)
+    # Some classes have names of their own for what others call alike.
+    for common, own in config.attribute_map.items():
+        values.setdefault(common, values.get(own))
     return values
 
 

@@ -18,8 +18,10 @@ from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.cache_scales import has_cache_scales
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import keeps_codes
-from inflight.models.config import ModelConfig, NotNative
-from inflight.models.decoder import load_decoder
+from inflight.models.config import ModelConfig
+from inflight.models.config_file import NotNative
+from inflight.models.decoder_loading import load_decoder
+from inflight.models.formats.code_cache import CodeCache
 from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.gguf_checkpoint import open_checkpoint
 from inflight.models.network import Network
@@ -27,14 +29,18 @@ from inflight.models.pipeline_stage import layers_of_stage
 from inflight.models.shared_weights import SharedWeights
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.weights import WeightLoader
-from inflight_kernels import Code
+from inflight_kernels import Code, Inputs
 
 logger = logging.getLogger(__name__)
 
 UNUSED_SCALES = (
-    "the checkpoint brings scales for a KV cache in fp8, which are not used: kv_cache_dtype is auto; fp8 would make "
-    "room for more tokens, and round them"
+    "the checkpoint brings scales for a KV cache in fp8, which are not used: kv_cache_dtype is not fp8, which would "
+    "make room for more tokens, and round them"
 )
+KV_DTYPES = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
+"""See WeightLoader, by `kv_cache_dtype`."""
+INPUTS = {"auto": None, "keep": Inputs.KEPT, "int8": Inputs.INT8}
+"""See Target, by `cpu_activations`."""
 NO_SCALES = "the checkpoint brings no scales for the KV cache in fp8: keys and values are stored with the scale 1"
 
 
@@ -104,26 +110,37 @@ def load_network(
     `weights`: the memory of the native decoder's; if it is filled none are read. None = memory of the rank's own.
     `checkpoint`: None = that of gpt_model_path.
     """
-    stores_fp8 = config.kv_cache_dtype == "fp8"
+    kv_dtype = KV_DTYPES[config.kv_cache_dtype]
+    stores_fp8 = kv_dtype == torch.float8_e4m3fn
     is_read = weights is None or not weights.is_filled or not isinstance(model, ModelConfig)
     with checkpoint or open_checkpoint(config.gpt_model_path, is_read=is_read) as tensors:
         if has_cache_scales(tensors) != stores_fp8:
             logger.info(NO_SCALES if stores_fp8 else UNUSED_SCALES)
         if isinstance(model, ModelConfig):
             # One position more than a sequence can have: the next step may have been launched already when it ends.
+            weight_format = model.weight_format
+            cache = None
+            if isinstance(weight_format, OnLoadFormat) and device.type == "cpu" and tensors.is_read:
+                cache = CodeCache(tensors, weight_format.code, dtype)
+                weight_format = replace(weight_format, cache=cache)
             loader = WeightLoader(
                 tensors,
-                model.weight_format,
+                weight_format,
                 groups.tensor,
                 dtype,
                 device,
                 adapters,
                 config.deterministic,
                 weights,
-                stores_fp8=stores_fp8,
+                kv_dtype=kv_dtype,
                 keeps_codes=keeps_codes(config, model, device, groups.tensor),
+                inputs=INPUTS[config.cpu_activations],
             )
-            return load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
+            layers = layers_of_stage(model.num_layers, groups.pipeline)
+            decoder = load_decoder(model, loader, max_seq_len + 1, layers)
+            if cache is not None:
+                cache.finish()
+            return decoder
         from inflight.models.transformers_loading import load_transformers_decoder
 
-        return load_transformers_decoder(model, tensors, dtype, device, max_seq_len, stores_fp8=stores_fp8)
+        return load_transformers_decoder(model, tensors, dtype, device, max_seq_len, kv_dtype=kv_dtype)

@@ -23,12 +23,11 @@ INSPECTED_ATTENTION = "inflight-inspection"
 NUM_TOKENS = 7
 """Tokens in the test input. A number that rarely occurs as another size in a network, so that a dimension of this size
 is the number of tokens."""
-REASONS = {"softcap": "caps its scores", "s_aux": "has sinks", "sinks": "has sinks"}
-"""Known arguments that change what attention computes -> words for the error message. Other unknown arguments are named
-in the message themselves."""
 BIDIRECTIONAL = "its attention is not causal: tokens attend to later ones"
-KNOWN = frozenset({"dropout", "is_causal", "position_ids", "use_cache"})
-"""Arguments that are checked separately or have no effect here, like those whose names begin with `output_`."""
+COMPUTED = frozenset({"softcap", "s_aux"})
+"""Arguments that change what attention computes, and that the kernels know: see `paged_attention`."""
+KNOWN = COMPUTED | {"dropout", "is_causal", "position_ids", "use_cache"}
+"""Others are checked separately or have no effect here, like those whose names begin with `output_`."""
 
 
 class Unfit(Exception):
@@ -210,9 +209,7 @@ def _refuse_other_attention(
         if given is not None and name not in KNOWN and not name.startswith("output_")
     )
     if unknown:
-        reasons = [REASONS[name] for name in unknown if name in REASONS]
-        what = reasons[0] if reasons else f"takes {', '.join(unknown)}"
-        raise Unfit(f"its attention {what}, which the kernels do not compute")
+        raise Unfit(f"its attention takes {', '.join(unknown)}, which the kernels do not compute")
 
 
 def _inspected_mask(

@@ -96,10 +96,8 @@ def find_embedding_size(network: Any, decoder: TransformersDecoder, max_seq_len:
 
 
 def _cache(spec: CacheSpec, num_blocks: int, device: torch.device) -> LayerCache:
-    size = (num_blocks, BLOCK_SIZE, spec.num_kv_heads, spec.head_dim)
-    return LayerCache(
-        keys=torch.zeros(size, dtype=spec.dtype, device=device),
-        values=torch.zeros(size, dtype=spec.dtype, device=device),
+    return LayerCache.of(
+        spec, num_blocks, BLOCK_SIZE, lambda size, dtype: torch.zeros(size, dtype=dtype, device=device)
     )
 
 

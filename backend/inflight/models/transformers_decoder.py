@@ -120,9 +120,12 @@ def paged_attention(
     value: Tensor,
     attention_mask: None,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, None]:
     """Attention of one layer as transformers calls it: query (1, H, T, E), key and value (1, K, T, E) to (1, T, H, E).
+    `s_aux` (H): sinks.
 
     Other arguments, windows too, were checked by inspection.py when the network was loaded.
     """
@@ -143,7 +146,16 @@ def paged_attention(
         v_scale=cache.v_scale,
     )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return attend(q_THE, cache, step.metadata, scale, step.specs[layer].sliding_window)[None], None
+    attended_THE = attend(
+        q_THE,
+        cache,
+        step.metadata,
+        scale,
+        step.specs[layer].sliding_window,
+        soft_cap=softcap or 0.0,
+        sinks_H=None if s_aux is None else s_aux.float(),
+    )
+    return attended_THE[None], None
 
 
 AttentionInterface.register(PAGED_ATTENTION, paged_attention)

@@ -35,9 +35,9 @@ def load_transformers_decoder(
     device: torch.device,
     max_seq_len: int,
     *,
-    stores_fp8: bool = False,
+    kv_dtype: torch.dtype | None = None,
 ) -> TransformersDecoder:
-    """`stores_fp8`: keys and values in the cache, with the scale 1.
+    """`kv_dtype`: of keys and values in the cache, with the scale 1 if it is fp8; None = that of the activations.
 
     Raises ConfigurationError for an incomplete checkpoint, and for a class that cannot be served.
     """
@@ -56,9 +56,9 @@ def load_transformers_decoder(
         decoder = TransformersDecoder.assemble(network, findings.backbone, findings.cache_specs, max_seq_len, device)
         check_tokens(network, decoder, max_seq_len, device)
         decoder.embedding_size = find_embedding_size(network, decoder, max_seq_len, device)
-        if stores_fp8:
-            # Not before: the tests have to tell another kind of attention from what fp8 rounds.
-            decoder.cache_specs = tuple(replace(spec, dtype=torch.float8_e4m3fn) for spec in decoder.cache_specs)
+        if kv_dtype:
+            # Not before: the tests have to tell another kind of attention from what the cache rounds.
+            decoder.cache_specs = tuple(replace(spec, dtype=kv_dtype) for spec in decoder.cache_specs)
     except Unfit as reason:
         raise ConfigurationError(f"{checkpoint.folder}: {config.architecture} cannot be served: {reason}") from None
     except Exception as error:

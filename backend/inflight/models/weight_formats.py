@@ -15,6 +15,7 @@ from inflight.models.formats.format import WeightFormat
 from inflight.models.formats.fp8 import Fp8BlockFormat, Fp8Format, choose_fp8
 from inflight.models.formats.gguf import GgufFormat
 from inflight.models.formats.gptq import choose_gptq
+from inflight.models.formats.mxfp4 import Mxfp4Experts
 from inflight.models.formats.packed import Mxfp4Format, PackedFormat
 
 MODELOPT_CACHES = (None, "FP8", {"type": "float", "num_bits": 8, "dynamic": False})
@@ -44,6 +45,8 @@ def choose_weight_format(path: Path, quantization: Mapping[str, Any]) -> WeightF
             return choose_gptq(path, quantization)
         case "fp8":
             return choose_fp8(path, quantization)
+        case "mxfp4":
+            return Mxfp4Experts()
     if method == "modelopt":
         algorithm = quantization.get("quant_algo")
         cache = quantization.get("kv_cache_quant_algo") or quantization.get("kv_cache_scheme")

@@ -15,24 +15,27 @@ from torch import Tensor
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
-from inflight.layers.experts import Experts
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.lora import LoraSlots
-from inflight.layers.rms_norm import RMSNorm
+from inflight.layers.norm import LayerNorm, NoNorm, RMSNorm
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
 from inflight.layers.weight import CodedGroups, DenseWeight, Weight
 from inflight.models.adapter_places import AdapterPlace, AdapterPlaces
 from inflight.models.cache_scales import CacheScales, read_cache_scales
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.expert_blocks import ExpertBlocks, find_experts
-from inflight.models.family import ExpertTensors, NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
-from inflight.models.formats.coded import CodedFormat
-from inflight.models.formats.dense import DenseFormat
+from inflight.models.family import (
+    LearnedPositions,
+    NormStyle,
+    NotSplit,
+    SplitByInputs,
+    SplitByOutputs,
+    SplitByVocabulary,
+)
 from inflight.models.formats.format import Block, Target, WeightFormat
 from inflight.models.formats.gguf import GgufFormat
 from inflight.models.formats.on_load import HEAD_CODES, OnLoadFormat, quantize_into
 from inflight.models.shared_weights import SharedWeights
-from inflight_kernels import CodedWeight
+from inflight_kernels import Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,10 @@ class WeightLoader:
     """Of every part: the bits of a token's result depend on nothing but its own inputs."""
     memory: SharedWeights | None = None
     """Where the tensors lie; None = in the device's memory."""
-    stores_fp8: bool = False
-    """The KV cache is float8_e4m3fn; else it has the type of the activations."""
+    kv_dtype: torch.dtype | None = None
+    """Of the KV cache: float8_e4m3fn or int8; None = that of the activations."""
     keeps_codes: bool = False
+    inputs: Inputs | None = None
     """See Target."""
 
     @property
@@ -93,10 +97,11 @@ class WeightLoader:
                 num_inputs=num_inputs,
                 outputs=outputs,
                 inputs=range(num_inputs),
+                transposed=tensors.transposed,
             )
-            for name, num_outputs, outputs in _rows(tensors.names, sections)
+            for name, num_outputs, outputs in _rows(tensors, sections)
         ]
-        weight = self.weight_format.read(self.checkpoint, blocks, self._target)
+        weight = self.weight_format.read(self.checkpoint, blocks, self.target)
         bias_O = self._stacked_bias(blocks) if tensors.bias else None
         return ColumnParallelLinear(weight, bias_O, self._adapters_of(blocks), self.deterministic)
 
@@ -109,8 +114,9 @@ class WeightLoader:
             num_inputs=inputs.num_features,
             outputs=range(num_outputs),
             inputs=range(inputs.start, inputs.start + inputs.size),
+            transposed=tensors.transposed,
         )
-        weight = self.weight_format.read(self.checkpoint, [block], self._target)
+        weight = self.weight_format.read(self.checkpoint, [block], self.target)
         # One rank adds the bias. The others check it, so that it does not count as a tensor that nobody asked for.
         leads = self.group.rank == 0
         if tensors.bias and not leads:
@@ -118,132 +124,81 @@ class WeightLoader:
         bias_O = self.vector(f"{name}.bias", num_outputs) if tensors.bias and leads else None
         return RowParallelLinear(weight, bias_O, self.group, self._adapters_of([block]), self.deterministic)
 
-    def experts(self, tensors: ExpertTensors, prefix: str, hidden_size: int) -> Experts:
-        """This rank's share of every expert's intermediate features, and the whole router. No adapter changes them."""
-        own = self.even_section("intermediate size of an expert", tensors.intermediate_size)
-        weight_format, router_format = self.weight_format, self.weight_format
-        router_name = f"{prefix}{tensors.router.name}"
-        gate_up: Tensor | CodedWeight
-        down: Tensor | CodedWeight
-        first = f"{prefix}{tensors.experts}.0.{tensors.gate}"
-        if (
-            isinstance(weight_format, CodedFormat)
-            and not isinstance(weight_format, OnLoadFormat)
-            and not weight_format.is_dense(self.checkpoint, first)
-        ):
-            gate_up, down = self._coded_experts(weight_format, tensors, prefix, hidden_size, own)
-        else:
-            router_name, blocks = find_experts(self.checkpoint, tensors, prefix, hidden_size, own.start)
-            for of_one in blocks:
-                for block in (of_one.gate, of_one.up, of_one.down):
-                    self.checkpoint.check(block.name, block.shape)
-            if isinstance(weight_format, OnLoadFormat):
-                # A wrong choice of experts would cost more than a router's memory.
-                router_format = DenseFormat()
-                gate_up, down = self._experts_on_load(weight_format, blocks, hidden_size, own.size)
-            else:
-                gate_up = self._empty(tensors.num_experts, 2 * own.size, hidden_size)
-                down = self._empty(tensors.num_experts, hidden_size, own.size)
-                for of_one, gate_up_CD, down_DI in zip(blocks, gate_up, down, strict=True):
-                    self._copy_expert(of_one, gate_up_CD, down_DI)
-        router = Block(
-            name=router_name,
-            num_outputs=tensors.num_experts,
-            num_inputs=hidden_size,
-            outputs=range(tensors.num_experts),
-            inputs=range(hidden_size),
-        )
-        return Experts(
-            router=router_format.read(self.checkpoint, [router], self._target),
-            gate_up_ECD=gate_up,
-            down_EDI=down,
-            num_chosen=tensors.num_chosen,
-            renormalize=tensors.renormalize,
-            group=self.group,
-            deterministic=self.deterministic,
-        )
+    def norm(self, tensor: NotSplit | None, prefix: str, size: int, style: NormStyle) -> RMSNorm | LayerNorm | NoNorm:
+        if tensor is None:
+            return NoNorm()
+        weight_D = self.norm_weight(tensor, prefix, size, style)
+        if not style.centers:
+            return RMSNorm(weight_D, style.eps)
+        return LayerNorm(weight_D, self.vector(f"{prefix}{tensor.name}.bias", size) if style.bias else None, style.eps)
 
-    def _copy_expert(self, blocks: ExpertBlocks, gate_up_CD: Tensor, down_DI: Tensor) -> None:
-        gate_ID, up_ID = gate_up_CD.chunk(2)
-        for target, block in ((gate_ID, blocks.gate), (up_ID, blocks.up), (down_DI, blocks.down)):
-            stacked = target.view((1,) * (len(block.shape) - target.dim()) + target.shape)
-            self.checkpoint.copy_into(stacked, block.name, block.shape, block.starts)
+    def norm_weight(self, tensor: NotSplit, prefix: str, size: int, style: NormStyle) -> Tensor:
+        """What a norm multiplies."""
+        dtype = torch.float32 if style.rounds_once and not style.centers else self.dtype
+        return self.vector(f"{prefix}{tensor.name}.weight", size, dtype, added=float(style.adds_one))
 
-    def _coded_experts(
-        self, weight_format: CodedFormat, tensors: ExpertTensors, prefix: str, hidden_size: int, own: Section
-    ) -> list[Tensor | CodedWeight]:
-        """Gate and up, and down, of a checkpoint whose experts have codes, in tensors of their own."""
-        self._refuse_coded_experts(weight_format.quantized)
-        features, every = range(own.start, own.start + own.size), range(hidden_size)
-
-        def wide(name: str) -> Block:
-            count = own.num_features
-            return Block(name=name, num_outputs=count, num_inputs=hidden_size, outputs=features, inputs=every)
-
-        def tall(name: str) -> Block:
-            count = own.num_features
-            return Block(name=name, num_outputs=hidden_size, num_inputs=count, outputs=every, inputs=features)
-
-        names = [f"{prefix}{tensors.experts}.{number}" for number in range(tensors.num_experts)]
-        gate_up = [[wide(f"{name}.{each}") for each in (tensors.gate, tensors.up)] for name in names]
-        down = [[tall(f"{name}.{tensors.down}")] for name in names]
-        return [weight_format.read_experts(self.checkpoint, each, self._target) for each in (gate_up, down)]
-
-    def _experts_on_load(
-        self, weight_format: OnLoadFormat, blocks: Sequence[ExpertBlocks], hidden_size: int, inner_size: int
-    ) -> list[CodedWeight]:
-        """The same of one whose experts have floats, which become codes."""
-        self._refuse_coded_experts(weight_format.quantized)
-        shapes = (2 * inner_size, hidden_size), (hidden_size, inner_size)
-        weights = [weight_format.allocate(weight_format.code, (len(blocks), *shape), self._target) for shape in shapes]
-        if self.checkpoint.is_read and self.device.type != "meta":
-            gate_up_CD, down_DI = (torch.empty(shape) for shape in shapes)
-            for expert, of_one in enumerate(blocks):
-                self._copy_expert(of_one, gate_up_CD, down_DI)
-                for weight, values in zip(weights, (gate_up_CD, down_DI), strict=True):
-                    quantize_into(weight.of_expert(expert), values)
-        return weights
-
-    def _refuse_coded_experts(self, quantized: str) -> None:
-        if self.device.type == "cuda":
-            raise ConfigurationError(
-                f"{self.checkpoint.folder}: quantized experts ({quantized}) are multiplied on CPUs only; use the "
-                "float16 or bfloat16 checkpoint, with quantization none"
-            )
-
-    def norm(self, tensor: NotSplit, prefix: str, size: int, eps: float) -> RMSNorm:
-        return RMSNorm(self.vector(f"{prefix}{tensor.name}.weight", size), eps)
+    def sinks(self, tensor: NotSplit, prefix: str, heads: Section) -> Tensor:
+        """float32, one of each of this rank's heads."""
+        sinks_H = self.empty(heads.size, dtype=torch.float32)
+        self.checkpoint.copy_into(sinks_H, f"{prefix}{tensor.name}", (heads.num_features,), (heads.start,))
+        return sinks_H
 
     @property
     def cache_dtype(self) -> torch.dtype:
         """Of keys and values in the KV cache."""
-        return torch.float8_e4m3fn if self.stores_fp8 else self.dtype
+        return self.kv_dtype or self.dtype
 
     def cache_scales(self, attention: str) -> CacheScales:
         """Of the KV cache of the layer with this attention module. A cache of another type than fp8 has none, and the
         checkpoint's are read only to be checked."""
         scales = read_cache_scales(self.checkpoint, attention)
-        return scales if self.stores_fp8 else CacheScales()
+        return scales if self.kv_dtype == torch.float8_e4m3fn else CacheScales()
 
-    def vector(self, name: str, size: int) -> Tensor:
-        """The one-dimensional tensor `name`, whole."""
+    def vector(self, name: str, size: int, dtype: torch.dtype | None = None, added: float = 0.0) -> Tensor:
+        """The one-dimensional tensor `name`, whole, `added` to its values; without `dtype` of that of activations."""
         self.checkpoint.check(name, (size,))
-        values = self._empty(size)
-        self.checkpoint.copy_into(values, name, (size,))
+        values = self.empty(size, dtype=dtype)
+        self.checkpoint.copy_into(values, name, (size,), added=added)
         return values
 
     def by_vocabulary(
         self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int
     ) -> VocabularyParallelEmbedding:
         """This rank's rows of a table with one row per token; the last rank's are padded with zeros."""
-        size = -(-vocab_size // self.group.size)
-        name, shape = f"{tensor.name}.weight", (vocab_size, hidden_size)
-        self.checkpoint.check(name, shape)
-        weight_UD = self._empty(size, hidden_size)
+        table_UD = self._empty_table(tensor, vocab_size, hidden_size)
+        self._fill_table(table_UD, tensor, vocab_size, hidden_size)
+        return VocabularyParallelEmbedding(table_UD, self.group)
+
+    def positions(self, tensor: LearnedPositions, num_rows: int, num_positions: int, hidden_size: int) -> Tensor:
+        """The first `num_positions` rows of a table with `num_rows` positions; zeros behind them."""
+        shape = (num_rows + tensor.first, hidden_size)
+        self.checkpoint.check(f"{tensor.name}.weight", shape)
+        table_SD = self.empty(num_positions, hidden_size)
         if self.checkpoint.is_read:
-            weight_UD.zero_()
-        self.checkpoint.copy_into(weight_UD, name, shape, (self.group.rank * size,))
-        return VocabularyParallelEmbedding(weight_UD, self.group)
+            table_SD.zero_()
+        self.checkpoint.copy_into(table_SD, f"{tensor.name}.weight", shape, (tensor.first,))
+        return table_SD
+
+    def head_bias(self, tensor: SplitByVocabulary, vocab_size: int) -> Tensor | None:
+        """This rank's elements of the head's bias, if it has one; the last rank's are padded with zeros."""
+        if not tensor.bias:
+            return None
+        bias_U = self.empty(-(-vocab_size // self.group.size))
+        if self.checkpoint.is_read:
+            bias_U.zero_()
+        self.checkpoint.check(f"{tensor.name}.bias", (vocab_size,))
+        self.checkpoint.copy_into(bias_U, f"{tensor.name}.bias", (vocab_size,), (self.group.rank * len(bias_U),))
+        return bias_U
+
+    def _empty_table(self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int) -> Tensor:
+        self.checkpoint.check(f"{tensor.name}.weight", (vocab_size, hidden_size))
+        return self.empty(-(-vocab_size // self.group.size), hidden_size)
+
+    def _fill_table(self, table_UD: Tensor, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int) -> None:
+        if self.checkpoint.is_read:
+            table_UD.zero_()
+        first = self.group.rank * len(table_UD)
+        self.checkpoint.copy_into(table_UD, f"{tensor.name}.weight", (vocab_size, hidden_size), (first,))
 
     def head(
         self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int, table_UD: Tensor | None = None
@@ -257,19 +212,29 @@ class WeightLoader:
                 name=tensor.name, num_outputs=vocab_size, num_inputs=hidden_size, outputs=outputs, inputs=inputs
             )
             if table_UD is None or weight_format.has_codes(self.checkpoint, [block]):
-                return weight_format.read(self.checkpoint, [block], self._target)
-        is_embedding = table_UD is not None
-        if table_UD is None:
-            table_UD = self.by_vocabulary(tensor, vocab_size, hidden_size).weight_UD
+                return weight_format.read(self.checkpoint, [block], self._target_of_head)
+        is_own = table_UD is None
+        values_UD = self._empty_table(tensor, vocab_size, hidden_size) if table_UD is None else table_UD
+
+        def fill() -> None:
+            if is_own:
+                self._fill_table(values_UD, tensor, vocab_size, hidden_size)
+
         if not (isinstance(weight_format, OnLoadFormat) and self.keeps_codes):
-            return DenseWeight(table_UD)
-        weight = weight_format.allocate(
-            HEAD_CODES.get(weight_format.code, weight_format.code), table_UD.shape, self._target
-        )
+            fill()
+            return DenseWeight(values_UD)
+        code = HEAD_CODES.get(weight_format.code, weight_format.code)
+        weight = weight_format.allocate(code, values_UD.shape, self._target_of_head)
+
+        def quantize() -> None:
+            fill()
+            quantize_into(weight, values_UD)
+
         if self.checkpoint.is_read and self.device.type != "meta":
-            quantize_into(weight, table_UD)
-        if self.memory is not None and not is_embedding:
-            self.memory.release(table_UD)
+            outputs = range(self.group.rank * size, (self.group.rank + 1) * size)
+            weight_format.keep(weight, tensor.name, outputs, range(hidden_size), quantize)
+        if self.memory is not None and is_own:
+            self.memory.release(values_UD)
         return CodedGroups(weight)
 
     def _adapters_of(self, blocks: Sequence[Block]) -> LoraSlots | None:
@@ -297,17 +262,29 @@ class WeightLoader:
     def _stacked_bias(self, blocks: Sequence[Block]) -> Tensor:
         for block in blocks:
             self.checkpoint.check(f"{block.name}.bias", (block.num_outputs,))
-        bias_O = self._empty(sum(len(block.outputs) for block in blocks))
+        bias_O = self.empty(sum(len(block.outputs) for block in blocks))
         parts = torch.split(bias_O, [len(block.outputs) for block in blocks])
         for block, part in zip(blocks, parts, strict=True):
             self.checkpoint.copy_into(part, f"{block.name}.bias", (block.num_outputs,), (block.outputs.start,))
         return bias_O
 
     @property
-    def _target(self) -> Target:
-        return Target(dtype=self.dtype, device=self.device, empty=self._empty, keeps_codes=self.keeps_codes)
+    def target(self) -> Target:
+        """Of weights that are read."""
+        return Target(
+            dtype=self.dtype,
+            device=self.device,
+            empty=self.empty,
+            keeps_codes=self.keeps_codes,
+            inputs=self.inputs,
+        )
 
-    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    @property
+    def _target_of_head(self) -> Target:
+        """The head's inputs are kept: a wrong logit is a wrong token."""
+        return replace(self.target, inputs=Inputs.KEPT)
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """See Allocate."""
         dtype = dtype or self.dtype
         if self.memory is not None:
@@ -315,14 +292,24 @@ class WeightLoader:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
 
-def _rows(names: Sequence[str], sections: Sequence[Section]) -> list[tuple[str, int, range]]:
-    """For each section: the tensor that holds it, the tensor's output features, and this rank's rows of it."""
+def _rows(tensors: SplitByOutputs, sections: Sequence[Section]) -> list[tuple[str, int, range]]:
+    """For each section: the tensor that holds it, the tensor's output features, and this rank's rows of it. Of sections
+    that alternate each feature's rows stand alone."""
+    names, size = tensors.names, tensors.alternating
     if len(names) > 1:
         return [
             (name, section.num_features, range(section.start, section.start + section.size))
             for name, section in zip(names, sections, strict=True)
         ]
     total = sum(section.num_features for section in sections)
+    if size:
+        turns = [
+            (place, turn)
+            for place, section in enumerate(sections)
+            for turn in range(section.start // size, (section.start + section.size) // size)
+        ]
+        starts = [(turn * len(sections) + place) * size for place, turn in turns]
+        return [(names[0], total, range(start, start + size)) for start in starts]
     rows, before = [], 0
     for section in sections:
         start = before + section.start

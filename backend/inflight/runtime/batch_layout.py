@@ -70,17 +70,19 @@ def _metadata(
     rows_B: Tensor,
     tokens: StepTokens,
 ) -> AttentionMetadata:
-    decodes = step.num_decodes
+    sizes = (step.num_decodes, step.num_prefills)
+    decode_rows_N, prefill_rows_P = rows_B.split_with_sizes(sizes)
+    decode_seq_lens_N, prefill_seq_lens_P = tokens.seq_lens.split_with_sizes(sizes)
     return AttentionMetadata(
         positions_T=tokens.positions,
         slot_mapping_T=tokens.slots,
         block_table=state.block_table,
-        num_decodes=decodes,
-        decode_rows_N=rows_B[:decodes],
-        decode_seq_lens_N=tokens.seq_lens[:decodes],
+        num_decodes=step.num_decodes,
+        decode_rows_N=decode_rows_N,
+        decode_seq_lens_N=decode_seq_lens_N,
         num_prefills=step.num_prefills,
-        prefill_rows_P=rows_B[decodes:],
-        prefill_seq_lens_P=tokens.seq_lens[decodes:],
+        prefill_rows_P=prefill_rows_P,
+        prefill_seq_lens_P=prefill_seq_lens_P,
         prefill_start_loc=arrays.get("prefill_starts", state.no_starts).contiguous(),
         max_prefill_len=step.max_prefill_len,
         given=find_embeddings(arrays),

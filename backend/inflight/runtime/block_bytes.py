@@ -12,7 +12,7 @@ class BlockBytes:
     """Copies blocks of one rank's cache out and in. Bytes are uint8 tensors of `KVCacheShape.block_bytes`."""
 
     def __init__(self, kv_cache: KVCache) -> None:
-        self._caches = [cache for layer in kv_cache.layers for cache in (layer.keys, layer.values)]
+        self._caches = kv_cache.tensors
         self._sizes = [cache[0].numel() * cache.dtype.itemsize for cache in self._caches]
         self._is_cuda = self._caches[0].device.type == "cuda"
 

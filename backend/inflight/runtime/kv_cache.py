@@ -37,8 +37,7 @@ class KVCacheShape:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block: the keys and values of all layers."""
-        token_bytes = sum(2 * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize for spec in self.layers)
-        return self.block_size * token_bytes
+        return self.block_size * sum(spec.token_bytes for spec in self.layers)
 
 
 def count_blocks(
@@ -107,42 +106,41 @@ class KVCache:
         num_bytes = (num_blocks + 1) * shape.block_bytes
         memory = _HostMemory(num_bytes, is_deferred=is_deferred) if device.type == "cpu" else None
 
-        def zeros(spec: CacheSpec) -> Tensor:
+        def zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             # Attention multiplies masked values by 0, and 0 times a NaN that was left in memory is NaN.
-            size = (num_blocks + 1, shape.block_size, spec.num_kv_heads, spec.head_dim)
-            return memory.zeros(size, spec.dtype) if memory else torch.zeros(size, dtype=spec.dtype, device=device)
+            return memory.zeros(size, dtype) if memory else torch.zeros(size, dtype=dtype, device=device)
 
-        self.layers = [
-            LayerCache(keys=zeros(spec), values=zeros(spec), k_scale=spec.k_scale, v_scale=spec.v_scale)
-            for spec in shape.layers
-        ]
+        self.layers = [LayerCache.of(spec, num_blocks + 1, shape.block_size, zeros) for spec in shape.layers]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Of all layers; see LayerCache."""
+        return [tensor for layer in self.layers for tensor in layer.tensors]
 
     def occupy(self) -> None:
         """Begin to take the memory of a deferred cache, beside the steps that use it. Raises InsufficientMemory."""
-        caches = [cache for layer in self.layers for cache in (layer.keys, layer.values)]
-        num_bytes = sum(cache.nbytes for cache in caches)
+        num_bytes = sum(tensor.nbytes for tensor in self.tensors)
         _check_available(num_bytes, num_bytes)
-        threading.Thread(target=occupy, args=(caches,), name="inflight-kv-memory", daemon=True).start()
+        threading.Thread(target=occupy, args=(self.tensors,), name="inflight-kv-memory", daemon=True).start()
 
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy whole blocks in every layer; see `inflight_kernels.copy_blocks`. Both int64 (pairs,)."""
-        keys, values = [layer.keys for layer in self.layers], [layer.values for layer in self.layers]
-        inflight_kernels.copy_blocks(keys, values, sources.contiguous(), destinations.contiguous())
+        inflight_kernels.copy_blocks(self.tensors, sources.contiguous(), destinations.contiguous())
 
     def scrub(self, block_ids: list[int]) -> None:
         """Replace NaN and infinity by 0 before other sequences get the blocks. Finite values may be shared and stay."""
-        for layer in self.layers:
+        for tensor in self.tensors if block_ids else ():
             for block_id in block_ids:
-                _make_finite(layer.keys[block_id])
-                _make_finite(layer.values[block_id])
+                _make_finite(tensor[block_id])
 
 
 def _make_finite(block: Tensor) -> None:
-    """In place. float8_e4m3fn, for which torch has no operation, has no infinity and two NaNs, of either sign."""
+    """In place. float8_e4m3fn, for which torch has no operation, has no infinity and two NaNs, of either sign; whole
+    numbers have neither."""
     if block.dtype == torch.float8_e4m3fn:
         bits = block.view(torch.uint8)
         bits.masked_fill_((bits & FP8_NAN) == FP8_NAN, 0)
-    else:
+    elif block.is_floating_point():
         block.nan_to_num_(0.0, 0.0, 0.0)
 
 

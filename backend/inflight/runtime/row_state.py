@@ -39,6 +39,8 @@ class RowState:
         self.top_k_R = zeros(self._num_rows, dtype=torch.int32)
         self.floats_FR = zeros(len(FLOAT_FIELDS), self._num_rows, dtype=torch.float32)
         """float32 (F, R), in the order of FLOAT_FIELDS."""
+        self.fields = dict(zip(FLOAT_FIELDS, self.floats_FR.unbind(0), strict=True))
+        """By name, float32 (R) each, in the memory of `floats_FR`."""
         self.top_p_reset_R = zeros(self._num_rows)
         """Token that sets top_p back; -1 = none."""
         self.no_starts = zeros(1, dtype=torch.int32)
@@ -101,7 +103,7 @@ class RowState:
         decayed_S = torch.maximum(fields["top_p"] * fields["top_p_decay"], fields["top_p_min"])
         is_reset_S = token_ids_S == self.top_p_reset_R.index_select(0, rows_S)
         top_p_S = torch.where(is_reset_S, fields["initial_top_p"], decayed_S)
-        self.floats_FR[FLOAT_FIELDS.index("top_p")].index_copy_(0, rows_S, top_p_S)
+        self.fields["top_p"].index_copy_(0, rows_S, top_p_S)
 
     def _place(self, sequence: NewSequence) -> None:
         if needs_history(sequence):

@@ -88,13 +88,13 @@ class Sampler:
         needs, rows_S = sampling.needs, sampling.rows_S
         # The kernels find the values of each row. What torch computes for some of them needs those of the S in order.
         is_gathered = sampling.typical_K is not None or sampling.weighed is not None
-        floats, top_k, seeds = state.floats_FR, state.top_k_R, state.seeds_R
+        fields, top_k, seeds = state.fields, state.top_k_R, state.seeds_R
         places_S, written = rows_S, torch.empty_like(state.last_token_R) if last_token_R is None else last_token_R
         if is_gathered:
-            floats = floats.index_select(1, rows_S)
+            of_rows = state.floats_FR.index_select(1, rows_S).unbind(0)
+            fields = dict(zip(FLOAT_FIELDS, of_rows, strict=True))
             top_k, seeds = top_k.index_select(0, rows_S), seeds.index_select(0, rows_S)
             places_S, written = torch.arange(len(rows_S), device=rows_S.device), torch.empty_like(rows_S)
-        fields = dict(zip(FLOAT_FIELDS, floats.unbind(0), strict=True))
         temperature, top_p, min_p = fields["temperature"], fields["top_p"], fields["min_p"]
         penalties: dict[str, Tensor] = {}
         if needs.is_penalised:

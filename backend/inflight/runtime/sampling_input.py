@@ -5,6 +5,7 @@ Legend: S rows that sample, X restrictions, L length of the longest bad word wit
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,7 +111,11 @@ def plain_needs(*, is_random: bool, is_filtered: bool, log_probs: bool) -> Sampl
 
 def find_needs(table: RowTable, rows: Array) -> SamplingNeeds:
     """The needs of a step. `rows`: int64 (S,), the rows that sample."""
-    needs = int(np.bitwise_or.reduce(table.needs[rows]))
+    return _of_bits(int(np.bitwise_or.reduce(table.needs[rows])))
+
+
+@functools.cache
+def _of_bits(needs: int) -> SamplingNeeds:
     return SamplingNeeds(
         is_random=bool(needs & RANDOM),
         any_top_k=bool(needs & TOP_K),

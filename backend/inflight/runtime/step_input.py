@@ -258,7 +258,7 @@ def _describe(batch: StepBatch, staging: Staging, **others: Any) -> StepInput:
         num_prefills=batch.num_prefills,
         num_tokens=batch.num_tokens,
         is_padded=batch.is_padded,
-        max_prefill_len=int(batch.counts[batch.num_singles :].max(initial=0)),
+        max_prefill_len=batch.max_prefill_len,
         sampling_rows=batch.sampling_rows.tolist(),
         **others,
     )

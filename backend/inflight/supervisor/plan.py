@@ -209,7 +209,7 @@ def write_repository(
 
     def fetch(model: ModelName, parameters: Mapping[str, str]) -> Path:
         known = pinned.get(str(model))
-        return Path(known) if known is not None and Path(known).is_dir() else fetch_model(model, parameters, tell)
+        return Path(known) if known is not None and Path(known).exists() else fetch_model(model, parameters, tell)
 
     source, parameters = options.model_repository, dict(options.parameters)
     if source is None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 Fetch = Callable[[ModelName, Mapping[str, str]], Path]
-"""A model of the hub and the engine's parameters -> the folder with its files."""
+"""A model of the hub and the engine's parameters -> the folder with its files, or its GGUF file."""
 
 BACKEND = "inflight"
 ENGINE = "engine"
@@ -48,7 +48,7 @@ class ServedRepository:
     config: EngineConfig | None
     """The engine's checked configuration; None if no model is of our backend."""
     fetched: dict[str, str] = field(default_factory=dict)
-    """Name of a model on the hub -> the folder that is served in its place."""
+    """Name of a model on the hub -> the folder, or the GGUF file, that is served in its place."""
 
     def attached_to(self, engine: str) -> tuple[str, ...]:
         """The dialect models of an engine."""
@@ -67,7 +67,7 @@ def write(
     """Write the repository to serve into the new folder `target`.
 
     `checkpoint_folder` and `parameters` are set in the only engine. `api_models`: dialect models to add, by name.
-    `fetch`: gives the folder of a model that is named instead of one. Raises ConfigurationError for an invalid
+    `fetch`: gives the path of a model that is named instead of one. Raises ConfigurationError for an invalid
     repository, config.pbtxt, parameter or checkpoint.
     """
     overrides = dict(parameters or {})
@@ -96,11 +96,11 @@ def write(
     fetched: dict[str, str] = {}
     for name, config in configs.items():
         changes = dict(overrides) if name in engines else {}
-        if name in engines:
-            changes |= _folders_of_files(config, changes, source / name)
         if name in engines and (named := _named_model(config, changes, source / name)) is not None:
             fetched[str(named)] = fetched.get(str(named)) or str(fetch(named, {**_parameters(config), **changes}))
             changes[KEY] = fetched[str(named)]
+        if name in engines:
+            changes |= _folders_of_files(config, changes, source / name)
         _write_model(source / name, target / name, config, changes)
     engine = engines[0] if engines else next(iter(configs))
     for name, model in (api_models or {}).items():

@@ -59,7 +59,7 @@ class MadeCheckpoint(Checkpoint):
         return None
 
     @torch.no_grad()
-    def copy_into(self, target: Tensor, name: str, *_: Any) -> None:
+    def copy_into(self, target: Tensor, name: str, *_: Any, **__: Any) -> None:
         if target.is_meta:
             return
         if name.endswith("embed_tokens.weight"):

@@ -47,10 +47,12 @@ INFLIGHT = Peer(
     "inflight",
     worker="inflight_worker.py",
     formats=tuple(
-        f"{dtype}{coded}" for dtype in ("float32", "bfloat16", "float16") for coded in ("", "+int8", "+int4", "+fp8")
+        f"{dtype}{coded}"
+        for dtype in ("float32", "bfloat16", "float16")
+        for coded in ("", "+int8", "+int4", "+fp8", "+int8+int8", "+int4+int8")
     ),
     variants={
-        **{name: {"INFLIGHT_CPU_VARIANT": name} for name in ("avx2", "avx512", "avx512_bf16", "amx")},
+        **{name: {"INFLIGHT_CPU_VARIANT": name} for name in ("avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx")},
         "torch": {"BENCH_CPU_COMPILE": "false"},
     },
 )

@@ -72,13 +72,13 @@ class FakeEngine:
         with_options: bool = False,
         with_draft_model: bool = False,
         deterministic: bool = False,
-        stores_fp8: bool = False,
+        kv_dtype: torch.dtype | None = None,
         warms_up: bool = False,
         records_graphs: bool = False,
     ) -> None:
         """`rank`: of two, which `ranks` are; None = alone. `with_options`: it serves adapters, post-processors and
-        blocks on the host. `stores_fp8`: in the KV cache."""
-        sizes = {"rank": rank, "max_seq_len": MAX_SEQ_LEN, "deterministic": deterministic, "stores_fp8": stores_fp8}
+        blocks on the host. `kv_dtype`: of the KV cache; None = that of the activations."""
+        sizes = {"rank": rank, "max_seq_len": MAX_SEQ_LEN, "deterministic": deterministic, "kv_dtype": kv_dtype}
         network = make_network(folder, values, takes_adapters=with_options, **sizes)
         networks = [network]
         if with_draft_model:

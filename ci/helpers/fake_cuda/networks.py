@@ -15,7 +15,8 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup, TorchTenso
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
-from inflight.models.decoder import Decoder, load_decoder
+from inflight.models.decoder import Decoder
+from inflight.models.decoder_loading import load_decoder
 from inflight.models.weights import WeightLoader
 
 LLAMA_8B: dict[str, Any] = {
@@ -46,6 +47,7 @@ QWEN3_30B_A3B: dict[str, Any] = {
     "norm_topk_prob": True,
 }
 """Likewise, with experts."""
+ALTERNATING: dict[str, Any] = {"sliding_window": 100, "layer_types": ["sliding_attention", "full_attention"]}
 FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {
         **LLAMA_8B,
@@ -79,8 +81,113 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
     },
     "qwen3 moe": QWEN3_30B_A3B,
+    "qwen2 moe": {
+        **LLAMA_8B,
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "model_type": "qwen2_moe",
+        "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": False,
+    },
+    "glm4 moe": {
+        **LLAMA_8B,
+        "architectures": ["Glm4MoeForCausalLM"],
+        "model_type": "glm4_moe",
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1,
+        "attention_bias": True,
+    },
+    "granite moe": {
+        **LLAMA_8B,
+        "architectures": ["GraniteMoeForCausalLM"],
+        "model_type": "granitemoe",
+        "intermediate_size": 512,
+        "num_local_experts": 40,
+        "num_experts_per_tok": 8,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.015625,
+        "logits_scaling": 6.0,
+    },
+    "gpt-oss": {
+        **LLAMA_8B,
+        **ALTERNATING,
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_attention_heads": 64,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "attention_bias": True,
+    },
+    "gemma 2": {
+        **LLAMA_8B,
+        **ALTERNATING,
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "num_attention_heads": 16,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma 3": {
+        **LLAMA_8B,
+        **ALTERNATING,
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_attention_heads": 16,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "tie_word_embeddings": True,
+    },
+    "olmo 2": {**LLAMA_8B, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"},
+    "cohere 2": {
+        **LLAMA_8B,
+        **ALTERNATING,
+        "architectures": ["Cohere2ForCausalLM"],
+        "model_type": "cohere2",
+        "logit_scale": 0.25,
+        "tie_word_embeddings": True,
+    },
+    "gpt-neox": {
+        **LLAMA_8B,
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "num_key_value_heads": 32,
+        "rotary_pct": 0.25,
+    },
+    "gpt-2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": 128256,
+        "n_embd": 4096,
+        "n_layer": 2,
+        "n_head": 32,
+        "n_positions": 8192,
+        "torch_dtype": "bfloat16",
+    },
+    "nemotron": {
+        **LLAMA_8B,
+        "architectures": ["NemotronForCausalLM"],
+        "model_type": "nemotron",
+        "partial_rotary_factor": 0.5,
+    },
 }
-"""One of every other family: windows, biases, norms on heads, partly rotated heads, scaled parts, experts."""
+"""Together of every part: windows, biases, norms on heads, partly rotated heads, scaled parts, experts; soft caps,
+sinks, norms behind branches, norms of all heads, LayerNorm, parallel branches, learned positions, no gate."""
+WHOLE_ONLY = frozenset({"olmo 2"})
+"""Those of FAMILIES that ranks cannot split."""
 
 
 class NoWeights(Checkpoint):
@@ -96,7 +203,7 @@ class NoWeights(Checkpoint):
     def check(self, *_: Any) -> None:
         return None
 
-    def copy_into(self, *_: Any) -> None:
+    def copy_into(self, *_: Any, **__: Any) -> None:
         return None
 
     def check_scales(self, _: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -183,7 +290,7 @@ def make_network(
     rank: int | None = None,
     max_seq_len: int,
     deterministic: bool = False,
-    stores_fp8: bool = False,
+    kv_dtype: torch.dtype | None = None,
     takes_adapters: bool = False,
 ) -> FakeNetwork:
     """The network of a config.json of these `values`, which is written to `folder`. `rank`: of two; None = alone."""
@@ -199,6 +306,6 @@ def make_network(
         device=CUDA,
         adapters=places if takes_adapters else None,
         deterministic=deterministic,
-        stores_fp8=stores_fp8,
+        kv_dtype=kv_dtype,
     )
     return FakeNetwork(config, load_decoder(config, loader, max_seq_len + 1), group, places)

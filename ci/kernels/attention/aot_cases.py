@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ci.kernels.meta_tensors import of, show
 from inflight_kernels.attention import gpu
@@ -16,7 +17,12 @@ from inflight_kernels.attention.gpu.prefill_attention import CANDIDATES as PREFI
 
 def _beside(cache_dtype: torch.dtype) -> torch.dtype:
     """Type of the queries over such a cache."""
-    return torch.bfloat16 if cache_dtype == FP8 else cache_dtype
+    return torch.bfloat16 if cache_dtype.itemsize == 1 else cache_dtype
+
+
+def _scale(cache: Tensor) -> float | Tensor:
+    """Of such a cache's keys or values."""
+    return of(torch.float32, *cache.shape[:3]) if cache.dtype == torch.int8 else 1.0
 
 
 def _decode(
@@ -29,16 +35,20 @@ def _decode(
     dtype: torch.dtype = torch.bfloat16,
     window: int = 0,
     deterministic: bool = False,
+    soft_cap: float = 0.0,
+    has_sinks: bool = False,
     config: Mapping[str, int] | None = None,
 ) -> None:
     cache = of(dtype, 1024, block_size, num_kv_heads, head_dim)
     table = of(torch.int32, batch, 8192 // block_size)
     q = of(_beside(dtype), batch, num_q_heads, head_dim)
     lengths = of(torch.int32, batch)
-    rows = of(torch.int64, batch)
+    rows, scale = of(torch.int64, batch), _scale(cache)
     gpu.decode_attention(
-        q, cache, cache, table, lengths, 0.1, window, table_rows=rows, deterministic=deterministic, config=config
-    )
+        q, cache, cache, table, lengths, 0.1, window,
+        table_rows=rows, k_scale=scale, v_scale=scale, deterministic=deterministic, soft_cap=soft_cap,
+        sinks=of(torch.float32, num_q_heads) if has_sinks else None, config=config,
+    )  # fmt: skip
 
 
 def _prefill(
@@ -51,6 +61,8 @@ def _prefill(
     dtype: torch.dtype = torch.bfloat16,
     window: int = 0,
     deterministic: bool = False,
+    soft_cap: float = 0.0,
+    has_sinks: bool = False,
     config: Mapping[str, int] | None = None,
 ) -> None:
     cache = of(dtype, 1024, block_size, num_kv_heads, head_dim)
@@ -68,7 +80,11 @@ def _prefill(
         0.1,
         window,
         table_rows=rows,
+        k_scale=_scale(cache),
+        v_scale=_scale(cache),
         deterministic=deterministic,
+        soft_cap=soft_cap,
+        sinks=of(torch.float32, num_q_heads) if has_sinks else None,
         config=config,
     )
 
@@ -84,12 +100,19 @@ CASES: dict[str, Callable[[], None]] = {
     "decode b32 32/8 d128 block16 fp32": partial(_decode, 32, 32, 8, 128, 16, dtype=torch.float32),
     "decode b256 32/8 d128 block16": partial(_decode, 256, 32, 8, 128, 16),
     "decode b4 9/3 d64 block64": partial(_decode, 4, 9, 3, 64, 64),
+    "decode b32 32/8 d128 block64 int8": partial(_decode, 32, 32, 8, 128, 64, dtype=torch.int8),
     "decode b4 9/3 d64 block64 fp8": partial(_decode, 4, 9, 3, 64, 64, dtype=FP8),
     "decode b4 32/8 d96 block64": partial(_decode, 4, 32, 8, 96, 64),
     "decode b4 64/1 d128 block64": partial(_decode, 4, 64, 1, 128, 64),
     "decode b4 8/1 d256 block64": partial(_decode, 4, 8, 1, 256, 64),
+    # Gemma 2 9B and gpt-oss.
+    "decode b32 16/8 d256 block64 window cap": partial(_decode, 32, 16, 8, 256, 64, window=4096, soft_cap=50.0),
+    "decode b1 16/8 d256 block64 cap": partial(_decode, 1, 16, 8, 256, 64, soft_cap=50.0),
+    "decode b32 64/8 d64 block64 window sinks": partial(_decode, 32, 64, 8, 64, 64, window=128, has_sinks=True),
+    "decode b1 64/8 d64 block64 sinks": partial(_decode, 1, 64, 8, 64, 64, has_sinks=True),
     "prefill 32/8 d128 block64": partial(_prefill, 2048, 32, 8, 128, 64),
     "prefill 32/8 d128 block64 fp8": partial(_prefill, 2048, 32, 8, 128, 64, dtype=FP8),
+    "prefill 32/8 d128 block64 int8": partial(_prefill, 2048, 32, 8, 128, 64, dtype=torch.int8),
     "prefill 32/8 d128 block64 window": partial(_prefill, 2048, 32, 8, 128, 64, window=4096),
     "prefill 32/8 d128 block64 deterministic": partial(_prefill, 8, 32, 8, 128, 64, deterministic=True),
     "prefill 32/8 d128 block16": partial(_prefill, 2048, 32, 8, 128, 16),
@@ -98,6 +121,8 @@ CASES: dict[str, Callable[[], None]] = {
     "prefill 9/3 d64 block64": partial(_prefill, 2048, 9, 3, 64, 64),
     "prefill 32/8 d96 block64": partial(_prefill, 2048, 32, 8, 96, 64),
     "prefill 8/1 d256 block64": partial(_prefill, 2048, 8, 1, 256, 64),
+    "prefill 16/8 d256 block64 window cap": partial(_prefill, 2048, 16, 8, 256, 64, window=4096, soft_cap=50.0),
+    "prefill 64/8 d64 block64 window sinks": partial(_prefill, 2048, 64, 8, 64, 64, window=128, has_sinks=True),
     "prefill short 32/8 d128 block64": partial(_prefill, 8, 32, 8, 128, 64),
     **{f"decode b32 {show(config)}": partial(_decode, 32, 32, 8, 128, 64, config=config) for config in DECODE},
     **{f"prefill {show(config)}": partial(_prefill, 2048, 32, 8, 128, 64, config=config) for config in PREFILL},

@@ -1,6 +1,8 @@
-"""Attention over the paged cache: K1 to K4 decode, K5 and K6 prefill, at the shapes of an 8B model (32/8 heads of 128).
+"""Attention over the paged cache: K1 to K4 decode, K5 and K6 prefill, at the shapes of an 8B model (32/8 heads of 128),
+and K1 and K5 with Gemma 2's cap of scores and gpt-oss's sinks, at theirs.
 
-A case's inputs: q, k_cache, v_cache, block_table, query_start_loc, seq_lens, tokens a sequence, k_scale, v_scale.
+A case's inputs: q, k_cache, v_cache, block_table, query_start_loc, seq_lens, tokens a sequence, k_scale, v_scale, and
+sinks if it has them.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +36,8 @@ class Shape:
     num_kv_heads: int = 8
     head_dim: int = 128
     block_size: int = 64
+    soft_cap: float = 0.0
+    has_sinks: bool = False
 
     @property
     def bytes(self) -> int:
@@ -71,19 +76,29 @@ def _inputs(shape: Shape, device: torch.device, i: int) -> Inputs:
     lengths = torch.tensor(shape.lengths, dtype=torch.int32, device=device)
     q = random(batch * shape.query_len, shape.num_q_heads, shape.head_dim)
     scales = (0.5, 2.0) if shape.fp8 else (1.0, 1.0)
-    return (q, *caches, table, starts, lengths, shape.query_len, *scales)
+    sinks = [random(shape.num_q_heads).float()] if shape.has_sinks else []
+    return (q, *caches, table, starts, lengths, shape.query_len, *scales, *sinks)
 
 
-def _decode(inputs: Inputs, deterministic: bool = False) -> Tensor:
-    q, k_cache, v_cache, table, _, lengths, _, k_scale, v_scale = inputs
-    scale = q.shape[-1] ** -0.5
+def _decode(inputs: Inputs, deterministic: bool = False, soft_cap: float = 0.0) -> Tensor:
+    q, k_cache, v_cache, table, _, lengths, _, k_scale, v_scale, *sinks = inputs
     return gpu.decode_attention(
-        q, k_cache, v_cache, table, lengths, scale, k_scale=k_scale, v_scale=v_scale, deterministic=deterministic
+        q,
+        k_cache,
+        v_cache,
+        table,
+        lengths,
+        q.shape[-1] ** -0.5,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        deterministic=deterministic,
+        soft_cap=soft_cap,
+        sinks=sinks[0] if sinks else None,
     )
 
 
-def _prefill(inputs: Inputs, deterministic: bool = False) -> Tensor:
-    q, k_cache, v_cache, table, starts, lengths, query_len, k_scale, v_scale = inputs
+def _prefill(inputs: Inputs, deterministic: bool = False, soft_cap: float = 0.0) -> Tensor:
+    q, k_cache, v_cache, table, starts, lengths, query_len, k_scale, v_scale, *sinks = inputs
     return gpu.prefill_attention(
         q,
         k_cache,
@@ -96,12 +111,14 @@ def _prefill(inputs: Inputs, deterministic: bool = False) -> Tensor:
         k_scale=k_scale,
         v_scale=v_scale,
         deterministic=deterministic,
+        soft_cap=soft_cap,
+        sinks=sinks[0] if sinks else None,
     )
 
 
-def _reference(inputs: Inputs) -> Tensor:
+def _reference(inputs: Inputs, soft_cap: float = 0.0) -> Tensor:
     """The softmax written out in float32, one KV head of one sequence at a time."""
-    q, k_cache, v_cache, table, _, lengths, query_len, k_scale, v_scale = inputs
+    q, k_cache, v_cache, table, _, lengths, query_len, k_scale, v_scale, *sinks = inputs
     group = q.shape[1] // k_cache.shape[2]
     out = torch.empty(q.shape, device=q.device)
     for row, length in enumerate(lengths.tolist()):
@@ -113,7 +130,12 @@ def _reference(inputs: Inputs) -> Tensor:
             heads = slice(head * group, (head + 1) * group)
             scores = torch.einsum("mgd,nd->gmn", q[mine, heads].float(), keys[:, head])
             scores *= k_scale * q.shape[-1] ** -0.5
-            weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
+            if soft_cap:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            scores = scores.masked_fill_(hidden, float("-inf"))
+            for each in sinks:
+                scores = torch.cat([scores, each[heads, None, None].expand(group, query_len, 1)], -1)
+            weights = scores.softmax(-1)[..., :length]
             out[mine, heads] = torch.einsum("gmn,nd->mgd", weights, values[:, head]) * v_scale
     return out
 
@@ -126,15 +148,16 @@ def _own_bf16(inputs: Inputs) -> partial[Tensor]:
 
 def _case(kernel: str, title: str, shape: Shape, goal: Goal, stretch: Goal, peers: dict[str, Peer]) -> Case:
     is_decode = shape.query_len == 1
+    run = partial(_decode if is_decode else _prefill, soft_cap=shape.soft_cap)
     return Case(
         kernel=kernel,
         title=title,
         goal=goal,
         stretch=stretch,
         make_inputs=partial(_inputs, shape),
-        run=_decode if is_decode else _prefill,
-        run_deterministic=partial(_decode if is_decode else _prefill, deterministic=True),
-        reference=_reference,
+        run=run,
+        run_deterministic=partial(run, deterministic=True),
+        reference=partial(_reference, soft_cap=shape.soft_cap),
         # fp8 cases have values of twice the size.
         tolerance=TOLERANCE * (2 if shape.fp8 else 1),
         bytes=shape.bytes,
@@ -145,9 +168,9 @@ def _case(kernel: str, title: str, shape: Shape, goal: Goal, stretch: Goal, peer
     )
 
 
-def _tiny(lengths: Sequence[int], query_len: int = 1, fp8: bool = False) -> Shape:
+def _tiny(lengths: Sequence[int], query_len: int = 1, **options: Any) -> Shape:
     return Shape(
-        lengths=lengths, query_len=query_len, fp8=fp8, num_q_heads=4, num_kv_heads=2, head_dim=32, block_size=16
+        lengths=lengths, query_len=query_len, num_q_heads=4, num_kv_heads=2, head_dim=32, block_size=16, **options
     )
 
 
@@ -232,5 +255,25 @@ def cases(tiny: bool) -> list[Case]:
             Goal("0.70 of FA3", ratios={"FA3": 0.70}),
             Goal("0.85 of FA3", ratios={"FA3": 0.85}),
             prefill,
+        ),
+        _case(
+            "K1",
+            "decode attention with sinks B=32 ctx 4k 64/8 d64 bf16, page 64",
+            _tiny([40, 33], has_sinks=True)
+            if tiny
+            else Shape(lengths=[4096] * 32, num_q_heads=64, head_dim=64, has_sinks=True),
+            Goal("82 % of the bandwidth", 0.82),
+            Goal("90 %", 0.90),
+            {},
+        ),
+        _case(
+            "K5",
+            "prefill attention with a soft cap S=8k causal 16/8 d256 bf16, page 64",
+            _tiny([70], 70, soft_cap=2.0)
+            if tiny
+            else Shape(lengths=[8192], query_len=8192, num_q_heads=16, head_dim=256, soft_cap=50.0),
+            Goal("300 TFLOP/s", tflops=300.0),
+            Goal("400 TFLOP/s", tflops=400.0),
+            {},
         ),
     ]

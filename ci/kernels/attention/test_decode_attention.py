@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,11 +15,14 @@ from ci.kernels.interpreter import in_random_order
 from ci.kernels.kernel_cases import (
     ATTENTION_TOLERANCE,
     DTYPES,
+    QUANTIZED_DTYPES,
     among_others,
     assert_near,
+    capped_and_sinks,
     naive_attention,
     random_cache,
     sequence_of,
+    stored_as,
     without_poison,
 )
 from inflight_kernels.attention import gpu, reference
@@ -33,9 +37,6 @@ from inflight_kernels.common.last_program import counters
 # The package has a function of the module's name.
 launcher = sys.modules["inflight_kernels.attention.gpu.decode_attention"]
 RAGGED = [1, 130, 64, 0, 65, 17]
-# The interpreter widens fp8 as a GPU does, so fp8 caches are tested everywhere but on GPUs before sm_89.
-HAS_FP8 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
-needs_fp8 = pytest.mark.skipif(not HAS_FP8, reason="float8_e4m3fn needs sm_89")
 SCHEDULES = {
     "split": {"persistent": 0, "programs_per_sm": 2, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 0},
     "persistent": {"persistent": 1, "programs_per_sm": 2, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 0},
@@ -55,13 +56,20 @@ def _int32(values: list[int], device: torch.device | None = None) -> Tensor:
 
 
 def _expected(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, lengths: list[int], scale: float, window: int
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    lengths: list[int],
+    scale: float,
+    window: int,
+    **options: Any,
 ) -> Tensor:
     rows = torch.zeros(q.shape)
     for row, length in enumerate(lengths):
         if length:
             k, v = (sequence_of(cache, table[row], length) for cache in (k_cache, v_cache))
-            rows[row] = naive_attention(q[row : row + 1], k, v, scale, window)[0]
+            rows[row] = naive_attention(q[row : row + 1], k, v, scale, window, **options)[0]
     return rows
 
 
@@ -117,42 +125,83 @@ def test_kernel_equals_softmax(
     assert not out[RAGGED.index(0)].any()
 
 
-@needs_fp8
+@pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES, ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernel_reads_fp8_caches(dtype: torch.dtype, schedule: str, device: torch.device) -> None:
-    caches = random_cache(RAGGED, 64, 2, 64, torch.float32)
-    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in caches[:2])
-    q = torch.randn(len(RAGGED), 6, 64).to(dtype)
-    actual = gpu.decode_attention(
-        q.to(device),
-        k_cache.to(device),
-        v_cache.to(device),
-        caches[2].to(device),
-        _int32(RAGGED, device),
-        0.2,
-        k_scale=0.5,
-        v_scale=3.0,
-        config=SCHEDULES[schedule],
-        num_programs=7,
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_kernel_reads_caches_of_8_bits(
+    block_size: int, dtype: torch.dtype, schedule: str, kv_dtype: torch.dtype, device: torch.device
+) -> None:
+    *wide, table = random_cache(RAGGED, block_size, 2, 64, torch.float32)
+    (keys, k_scale, read_keys), (values, v_scale, read_values) = (
+        stored_as(kv_dtype, cache, scale, dtype) for cache, scale in zip(wide, (0.5, 3.0), strict=True)
     )
-    keys, values = 0.5 * k_cache.float(), 3.0 * v_cache.float()
-    # The values, and with them the error, are three times as large.
-    tolerance = 3 * ATTENTION_TOLERANCE[dtype]
-    assert_near(actual, _expected(q, keys, values, caches[2], RAGGED, 0.2, 0), tolerance)
+    q = torch.randn(len(RAGGED), 6, 64).to(dtype)
+    for options in ({}, capped_and_sinks(6, device)[-1]):
+        actual = gpu.decode_attention(
+            q.to(device),
+            keys.to(device),
+            values.to(device),
+            table.to(device),
+            _int32(RAGGED, device),
+            0.2,
+            k_scale=k_scale.to(device) if isinstance(k_scale, Tensor) else k_scale,
+            v_scale=v_scale.to(device) if isinstance(v_scale, Tensor) else v_scale,
+            config=SCHEDULES[schedule],
+            num_programs=7,
+            **options,
+        )
+        # The values of fp8, and with them the error, are three times as large.
+        tolerance = (1 if kv_dtype == torch.int8 else 3) * ATTENTION_TOLERANCE[dtype]
+        assert_near(actual, _expected(q, read_keys, read_values, table, RAGGED, 0.2, 0, **options), tolerance)
 
 
-@needs_fp8
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 33])
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "deterministic"])
+def test_kernel_caps_scores_and_has_sinks(schedule: str, window: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Whether one program has all of a pair's keys, or many have a part and one of them merges."""
+    k_cache, v_cache, table = random_cache(RAGGED, 16, 2, 64, dtype)
+    q = torch.randn(len(RAGGED), 6, 64).to(dtype)
+    way: dict[str, Any] = {"config": SCHEDULES[schedule], "num_programs": 30} if schedule in SCHEDULES else {}
+    for options in capped_and_sinks(6, device):
+        actual = gpu.decode_attention(
+            *(x.to(device) for x in (q, k_cache, v_cache, table)),
+            _int32(RAGGED, device),
+            0.2,
+            window,
+            deterministic=not way,
+            **way,
+            **options,
+        )
+        expected = _expected(q, k_cache, v_cache, table, RAGGED, 0.2, window, **options)
+        assert_near(actual, expected, ATTENTION_TOLERANCE[dtype])
+        assert not actual[RAGGED.index(0)].any()
+
+
+@pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["keys", "values"])
-def test_nan_in_an_fp8_cache_reaches_whoever_reads_it(kind: str, device: torch.device) -> None:
-    """Who then gets an error: fp8 must not turn it into a number."""
+def test_nan_in_a_cache_of_8_bits_reaches_whoever_reads_it(
+    kind: str, kv_dtype: torch.dtype, device: torch.device
+) -> None:
+    """Who then gets an error: it must not become a number."""
     lengths = [40, 20]
     *wide, table = random_cache(lengths, 16, 2, 32, torch.float32)
-    caches = {name: cache.to(torch.float8_e4m3fn) for name, cache in zip(("keys", "values"), wide, strict=True)}
-    caches[kind].view(torch.uint8)[table[0, 1], 3, 0] = 0xFF
+    place = (int(table[0, 1]), 3, 0)
+    wide[kind == "values"][place] = torch.nan
+    (keys, k_scale, _), (values, v_scale, _) = (stored_as(kv_dtype, cache, 1.0, torch.float32) for cache in wide)
+    if kv_dtype == torch.float8_e4m3fn:  # of the other sign, too
+        (values if kind == "values" else keys).view(torch.uint8)[place] = 0xFF
     q = torch.randn(2, 4, 32).to(device)
     found = gpu.decode_attention(
-        q, caches["keys"].to(device), caches["values"].to(device), table.to(device), _int32(lengths, device), 0.2
+        q,
+        keys.to(device),
+        values.to(device),
+        table.to(device),
+        _int32(lengths, device),
+        0.2,
+        k_scale=k_scale.to(device) if isinstance(k_scale, Tensor) else k_scale,
+        v_scale=v_scale.to(device) if isinstance(v_scale, Tensor) else v_scale,
     )
     assert found[0, :2].isnan().all() and found[0, 2:].isfinite().all() and found[1].isfinite().all()
 
@@ -189,9 +238,12 @@ def test_whichever_program_comes_last_merges_the_same_bits(schedule: str, device
     assert not counters(1, device).any()
 
 
-@pytest.mark.parametrize("window", [0, 600])
-def test_deterministic_rows_are_alike_alone_and_in_any_batch(window: int, device: torch.device) -> None:
+@pytest.mark.parametrize(("window", "is_changed"), [(0, False), (600, False), (600, True)])
+def test_deterministic_rows_are_alike_alone_and_in_any_batch(
+    window: int, is_changed: bool, device: torch.device
+) -> None:
     lengths = [1300, 3, 0, 512, 513, 64]
+    options = capped_and_sinks(4, device)[-1] if is_changed else {}
     k_cache, v_cache, table = (x.to(device) for x in random_cache(lengths, 64, 1, 32, torch.float32))
     q = torch.randn(len(lengths), 4, 32, device=device)
 
@@ -205,13 +257,14 @@ def test_deterministic_rows_are_alike_alone_and_in_any_batch(window: int, device
             0.2,
             window,
             deterministic=True,
+            **options,
         )
 
     together = attend([0, 1, 2, 3, 4, 5], table.shape[1])
     for row, length in enumerate(lengths):
         assert torch.equal(attend([row], max(-(-length // 64), 1))[0], together[row])
     assert torch.equal(attend([4, 0, 4], table.shape[1]), together[[4, 0, 4]])
-    expected = _expected(q.cpu(), k_cache.cpu(), v_cache.cpu(), table.cpu(), lengths, 0.2, window)
+    expected = _expected(q.cpu(), k_cache.cpu(), v_cache.cpu(), table.cpu(), lengths, 0.2, window, **options)
     assert_near(together, expected, ATTENTION_TOLERANCE[torch.float32])
     # A prompt that ends with the same token, whole and in the last of its chunks.
     for queries in (32, 5):
@@ -227,6 +280,7 @@ def test_deterministic_rows_are_alike_alone_and_in_any_batch(window: int, device
             0.2,
             window,
             deterministic=True,
+            **options,
         )
         assert torch.equal(chunk[-1], together[0])
 
@@ -257,31 +311,35 @@ def test_reference_equals_softmax(lengths: list[int], window: int, dtype: torch.
     k_cache, v_cache, table = random_cache(lengths, 16, 3, 64, dtype)
     q = torch.randn(len(lengths), 9, 64).to(dtype)
     wide_table, table_rows = among_others(table)
-    actual = reference.decode_attention(
-        q,
-        without_poison(k_cache),
-        without_poison(v_cache),
-        wide_table,
-        _int32(lengths),
-        0.125,
-        window,
-        table_rows=table_rows,
-        k_scale=2.0,
-        v_scale=0.5,
-    )
-    expected = _expected(q, k_cache, v_cache, table, lengths, 0.25, window) * 0.5
-    assert_near(actual, expected, ATTENTION_TOLERANCE[dtype])
+    for options in ({}, *capped_and_sinks(9, torch.device("cpu"))):
+        actual = reference.decode_attention(
+            q,
+            without_poison(k_cache),
+            without_poison(v_cache),
+            wide_table,
+            _int32(lengths),
+            0.125,
+            window,
+            table_rows=table_rows,
+            k_scale=2.0,
+            v_scale=0.5,
+            **options,
+        )
+        expected = _expected(q, k_cache, v_cache, table, lengths, 0.25, window, **options) * 0.5
+        assert_near(actual, expected, ATTENTION_TOLERANCE[dtype])
 
 
 def test_deterministic_reference_rows_are_alike_alone_and_in_any_batch() -> None:
     k_cache, v_cache, table = random_cache(RAGGED, 16, 3, 64, torch.float32)
     caches = (without_poison(k_cache), without_poison(v_cache))
     q, lengths = torch.randn(len(RAGGED), 9, 64), _int32(RAGGED)
-    together = reference.decode_attention(q, *caches, table, lengths, 0.125, deterministic=True)
-    for row in range(len(RAGGED)):
-        one = slice(row, row + 1)
-        alone = reference.decode_attention(q[one], *caches, table[one], lengths[one], 0.125, deterministic=True)
-        assert torch.equal(alone, together[one])
+    for changes in ({}, capped_and_sinks(9, torch.device("cpu"))[-1]):
+        options = {"deterministic": True, **changes}
+        together = reference.decode_attention(q, *caches, table, lengths, 0.125, **options)
+        for row in range(len(RAGGED)):
+            one = slice(row, row + 1)
+            alone = reference.decode_attention(q[one], *caches, table[one], lengths[one], 0.125, **options)
+            assert torch.equal(alone, together[one])
 
 
 def test_scratch_covers_every_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,6 +395,10 @@ def test_launcher_refuses_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu.decode_attention(q, k_cache.half(), v_cache.half(), table, lengths, 1.0)
     with pytest.raises(ValueError, match="k_scale must be positive and finite, got 0"):
         gpu.decode_attention(q, k_cache, v_cache, table, lengths, 1.0, k_scale=0.0)
+    with pytest.raises(ValueError, match="soft_cap must be 0"):
+        gpu.decode_attention(q, k_cache, v_cache, table, lengths, 1.0, soft_cap=-1.0)
+    with pytest.raises(ValueError, match=r"sinks must have shape \(3,\), got \(4,\)"):
+        gpu.decode_attention(q, k_cache, v_cache, table, lengths, 1.0, sinks=torch.zeros(4))
     if not torch.cuda.is_available():
         monkeypatch.setattr(checks, "DEFAULT_CAPABILITY", 80)
         quantized = (k_cache.to(torch.float8_e4m3fn), v_cache.to(torch.float8_e4m3fn))

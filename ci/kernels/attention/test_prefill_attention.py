@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -13,19 +14,19 @@ from torch import Tensor
 from ci.kernels.kernel_cases import (
     ATTENTION_TOLERANCE,
     DTYPES,
+    QUANTIZED_DTYPES,
     among_others,
     assert_near,
+    capped_and_sinks,
     naive_attention,
     random_cache,
     sequence_of,
+    stored_as,
     without_poison,
 )
 from inflight_kernels.attention import gpu, reference
 from inflight_kernels.attention.gpu.prefill_attention import CANDIDATES, default_config
 from inflight_kernels.common import checks
-
-HAS_FP8 = not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9)
-needs_fp8 = pytest.mark.skipif(not HAS_FP8, reason="float8_e4m3fn needs sm_89")
 
 # (new tokens, all tokens): a first chunk, a later chunk, a decode row, nothing, a prompt within one tile, a long tail.
 CHUNKS = [(70, 70), (9, 140), (1, 65), (0, 12), (2, 2), (66, 131)]
@@ -44,11 +45,12 @@ def _expected(
     chunks: list[tuple[int, int]],
     scale: float,
     window: int,
+    **options: Any,
 ) -> Tensor:
     rows, begin = [], 0
     for row, (query_len, seq_len) in enumerate(chunks):
         k, v = (sequence_of(cache, table[row], seq_len) for cache in (k_cache, v_cache))
-        rows.append(naive_attention(q[begin : begin + query_len], k, v, scale, window))
+        rows.append(naive_attention(q[begin : begin + query_len], k, v, scale, window, **options))
         begin += query_len
     return torch.cat(rows)
 
@@ -102,6 +104,31 @@ def test_kernel_equals_softmax(
     assert out[num_tokens:].isnan().all()
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [0, 33])
+def test_kernel_caps_scores_and_has_sinks(
+    window: int, dtype: torch.dtype, deterministic: bool, device: torch.device
+) -> None:
+    lengths = [seq_len for _, seq_len in CHUNKS]
+    k_cache, v_cache, table = random_cache(lengths, 16, 2, 64, dtype)
+    starts = _starts(CHUNKS)
+    q = torch.randn(int(starts[-1]), 6, 64).to(dtype)
+    for options in capped_and_sinks(6, device):
+        actual = gpu.prefill_attention(
+            *(x.to(device) for x in (q, k_cache, v_cache, table, starts)),
+            torch.tensor(lengths, dtype=torch.int32, device=device),
+            70,
+            0.2,
+            window,
+            deterministic=deterministic,
+            **options,
+        )
+        assert_near(
+            actual, _expected(q, k_cache, v_cache, table, CHUNKS, 0.2, window, **options), ATTENTION_TOLERANCE[dtype]
+        )
+
+
 def test_kernel_with_short_chunks_equals_softmax(device: torch.device) -> None:
     chunks = [(4, 90), (2, 2), (1, 40)]
     k_cache, v_cache, table = random_cache([90, 2, 40], 16, 2, 64, torch.float32)
@@ -128,8 +155,9 @@ def test_reference_equals_softmax(window: int, dtype: torch.dtype) -> None:
     starts = _starts(CHUNKS)
     q = torch.randn(int(starts[-1]), 9, 64).to(dtype)
     wide_table, table_rows = among_others(table)
-    expected = _expected(q, k_cache, v_cache, table, CHUNKS, 0.25, window) * 0.5
-    for deterministic in (False, True):
+    changes = ({}, *capped_and_sinks(9, torch.device("cpu")))
+    for options, deterministic in itertools.product(changes, (False, True)):
+        expected = _expected(q, k_cache, v_cache, table, CHUNKS, 0.25, window, **options) * 0.5
         actual = reference.prefill_attention(
             q,
             without_poison(k_cache),
@@ -144,30 +172,37 @@ def test_reference_equals_softmax(window: int, dtype: torch.dtype) -> None:
             k_scale=2.0,
             v_scale=0.5,
             deterministic=deterministic,
+            **options,
         )
         assert_near(actual, expected, ATTENTION_TOLERANCE[dtype])
 
 
-@needs_fp8
+@pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [16, 64])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernel_reads_fp8_caches(dtype: torch.dtype, block_size: int, device: torch.device) -> None:
+def test_kernel_reads_caches_of_8_bits(
+    dtype: torch.dtype, block_size: int, kv_dtype: torch.dtype, device: torch.device
+) -> None:
     lengths = [seq_len for _, seq_len in CHUNKS]
-    *caches, table = random_cache(lengths, block_size, 1, 64, torch.float32)
-    k_cache, v_cache = (cache.to(torch.float8_e4m3fn) for cache in caches)
-    starts = _starts(CHUNKS)
-    q = torch.randn(int(starts[-1]), 3, 64).to(dtype)
-    actual = gpu.prefill_attention(
-        *(x.to(device) for x in (q, k_cache, v_cache, table, starts)),
-        torch.tensor(lengths, dtype=torch.int32, device=device),
-        70,
-        0.2,
-        k_scale=0.5,
-        v_scale=3.0,
+    *wide, table = random_cache(lengths, block_size, 2, 64, torch.float32)
+    (keys, k_scale, read_keys), (values, v_scale, read_values) = (
+        stored_as(kv_dtype, cache, scale, dtype) for cache, scale in zip(wide, (0.5, 3.0), strict=True)
     )
-    expected = _expected(q, 0.5 * k_cache.float(), 3.0 * v_cache.float(), table, CHUNKS, 0.2, 0)
-    # The values, and with them the error, are three times as large.
-    assert_near(actual, expected, 3 * ATTENTION_TOLERANCE[dtype])
+    starts = _starts(CHUNKS)
+    q = torch.randn(int(starts[-1]), 6, 64).to(dtype)
+    for options in ({}, capped_and_sinks(6, device)[-1]):
+        actual = gpu.prefill_attention(
+            *(x.to(device) for x in (q, keys, values, table, starts)),
+            torch.tensor(lengths, dtype=torch.int32, device=device),
+            70,
+            0.2,
+            k_scale=k_scale.to(device) if isinstance(k_scale, Tensor) else k_scale,
+            v_scale=v_scale.to(device) if isinstance(v_scale, Tensor) else v_scale,
+            **options,
+        )
+        expected = _expected(q, read_keys, read_values, table, CHUNKS, 0.2, 0, **options)
+        # The values of fp8, and with them the error, are three times as large.
+        assert_near(actual, expected, (1 if kv_dtype == torch.int8 else 3) * ATTENTION_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("config", CANDIDATES, ids=str)
@@ -192,10 +227,11 @@ Attention = Callable[..., Tensor]
 
 @pytest.mark.parametrize("attend", [gpu.prefill_attention, reference.prefill_attention], ids=["kernel", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize(("window", "is_changed"), [(0, False), (70, False), (70, True)])
 def test_deterministic_rows_do_not_depend_on_batch_or_chunks(
-    attend: Attention, dtype: torch.dtype, window: int, device: torch.device
+    attend: Attention, dtype: torch.dtype, window: int, is_changed: bool, device: torch.device
 ) -> None:
+    options = capped_and_sinks(4, device)[-1] if is_changed else {}
     *caches, table = random_cache([200, 90], 16, 1, 32, dtype)
     k_cache, v_cache = (without_poison(cache).to(device) for cache in caches)
     table = table.to(device)
@@ -213,6 +249,7 @@ def test_deterministic_rows_do_not_depend_on_batch_or_chunks(
             0.125,
             window,
             deterministic=True,
+            **options,
         )
 
     whole = rows(q, table, [(200, 200), (90, 90)])
@@ -280,6 +317,6 @@ def test_launcher_refuses_with_words() -> None:
         gpu.prefill_attention(q, k_cache, v_cache, table, lengths, lengths, 5, 1.0)
     with pytest.raises(ValueError, match="sliding_window must be 0"):
         gpu.prefill_attention(q, k_cache, v_cache, table, _starts([(5, 5)]), lengths, 5, 1.0, -1)
-    with pytest.raises(ValueError, match=r"k_cache must be torch\.float32, got torch\.int8"):
+    with pytest.raises(ValueError, match=r"k_scale of a cache of torch\.int8 must be a tensor"):
         quantized = (k_cache.nan_to_num(0.0).char(), v_cache.nan_to_num(0.0).char())
         gpu.prefill_attention(q, *quantized, table, _starts([(5, 5)]), lengths, 5, 1.0)

@@ -15,7 +15,7 @@ from inflight_kernels.kv_cache.gpu.copy_blocks import CANDIDATES
 def _copy(index_dtype: torch.dtype, config: Mapping[str, int] | None = None) -> None:
     caches = [bf16(1024, 64, 8, 128)] * 32
     index = of(index_dtype, 64)
-    gpu.copy_blocks(caches, caches, index, index, config=config)
+    gpu.copy_blocks(2 * caches, index, index, config=config)
 
 
 def _advance(num_tokens: int) -> None:

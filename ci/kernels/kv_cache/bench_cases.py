@@ -13,29 +13,29 @@ from inflight_kernels.kv_cache.gpu.copy_blocks import CANDIDATES
 
 
 def _inputs(pairs: int, shape: tuple[int, ...], device: torch.device, i: int) -> Inputs:
-    """k and v of all layers in one tensor each, and pairs that copy the first half of the blocks to the second."""
+    """k and v of all layers in one tensor, and pairs that copy the first half of the blocks to the second."""
     generator = torch.Generator(device).manual_seed(i)
-    caches = torch.randn(2, *shape, generator=generator, device=device).to(float_dtype(device))
+    caches = torch.randn(2 * shape[0], *shape[1:], generator=generator, device=device).to(float_dtype(device))
     half = shape[1] // 2
     source = torch.randperm(half, generator=generator, device=device)[:pairs]
     target = half + torch.randperm(half, generator=generator, device=device)[:pairs]
-    return caches[0], caches[1], source, target
+    return caches, source, target
 
 
 def _run(inputs: Inputs) -> Result:
-    gpu.copy_blocks(*inputs)
-    return inputs[0], inputs[1]
+    caches, source, target = inputs
+    gpu.copy_blocks(caches.unbind(), source, target)
+    return (caches,)
 
 
 def _reference(inputs: Inputs) -> Result:
-    k_cache, v_cache, source, target = inputs
-    return tuple(cache.float().index_copy(1, target, cache.float()[:, source]) for cache in (k_cache, v_cache))
+    caches, source, target = inputs
+    return (caches.float().index_copy(1, target, caches.float()[:, source]),)
 
 
-def _indexed(k_cache: Tensor, v_cache: Tensor, source: Tensor, target: Tensor) -> Result:
-    for cache in (k_cache, v_cache):
-        cache.index_copy_(1, target, cache.index_select(1, source))
-    return k_cache, v_cache
+def _indexed(caches: Tensor, source: Tensor, target: Tensor) -> Result:
+    caches.index_copy_(1, target, caches.index_select(1, source))
+    return (caches,)
 
 
 def cases(tiny: bool) -> list[Case]:

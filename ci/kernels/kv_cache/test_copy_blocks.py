@@ -17,11 +17,11 @@ def _bits(cache: Tensor) -> Tensor:
     return cache.cpu().view(torch.uint8)
 
 
-def _caches(layers: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """k and v of all layers; every block differs, and one holds NaN, which must be copied as it is."""
-    k_cache, v_cache = torch.randn(2, layers, NUM_BLOCKS, 4, 3, 16).to(dtype)
-    k_cache[:, 2, 1] = float("nan")
-    return k_cache, v_cache
+def _caches(count: int, dtype: torch.dtype) -> list[Tensor]:
+    """Every block differs, and one holds NaN, which must be copied as it is."""
+    caches = torch.randn(count, NUM_BLOCKS, 4, 3, 16).to(dtype)
+    caches[0, 2, 1] = float("nan")
+    return list(caches)
 
 
 def _pairs(index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -33,71 +33,65 @@ def _pairs(index_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("form", ["one layer", "one tensor", "list"])
-def test_kernel_equals_reference(form: str, index_dtype: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
-    caches = _caches(1 if form == "one layer" else 3, dtype)
-    on_device = tuple(cache.to(device) for cache in caches)
+def test_kernel_equals_reference(index_dtype: torch.dtype, dtype: torch.dtype, device: torch.device) -> None:
+    caches = _caches(6, dtype)
+    on_device = [cache.clone().to(device) for cache in caches]
     source, target = _pairs(index_dtype)
-    reference.copy_blocks(*caches, source, target)
-    given = on_device
-    if form == "one layer":
-        given = tuple(cache[0] for cache in on_device)
-    elif form == "list":
-        given = tuple(list(cache.unbind()) for cache in on_device)
+    reference.copy_blocks(caches, source, target)
     # Fewer words than a block has: several programs a block.
     config = {"BLOCK_WORDS": 32, "num_warps": 1}
-    gpu.copy_blocks(*given, source.to(device), target.to(device), config=config)
+    gpu.copy_blocks(on_device, source.to(device), target.to(device), config=config)
     for got, wanted in zip(on_device, caches, strict=True):
         assert torch.equal(_bits(got), _bits(wanted))
 
 
-def test_layers_of_different_shapes_and_types(device: torch.device) -> None:
-    """Layers with other numbers of heads, another head size, keys wider than values, and another element size."""
-    shapes = [((4, 3, 16), (4, 3, 16)), ((4, 1, 16), (4, 1, 16)), ((4, 3, 32), (4, 3, 16)), ((4, 3, 16), (4, 3, 16))]
-    dtypes = [torch.float32, torch.float32, torch.float16, torch.float16]
-    caches = tuple(
-        [torch.randn(NUM_BLOCKS, *pair[which]).to(dtype) for pair, dtype in zip(shapes, dtypes, strict=True)]
-        for which in (0, 1)
-    )
-    before = [[cache.clone() for cache in side] for side in caches]
-    on_device = tuple([cache.to(device) for cache in side] for side in caches)
+def test_caches_of_different_shapes_and_types(device: torch.device) -> None:
+    """Other numbers of heads, another head size, another element size, and scales, which have one dimension less."""
+    kinds = [
+        ((4, 3, 16), torch.float32),
+        ((4, 1, 16), torch.float32),
+        ((4, 3, 32), torch.float16),
+        ((4, 3, 16), torch.float16),
+        ((4, 3), torch.float32),
+    ]
+    caches = [torch.randn(NUM_BLOCKS, *shape).to(dtype) for shape, dtype in kinds]
+    before, on_device = [cache.clone() for cache in caches], [cache.clone().to(device) for cache in caches]
     source, target = _pairs(torch.int64)
-    reference.copy_blocks(*caches, source, target)
-    gpu.copy_blocks(*on_device, source.to(device), target.to(device), config={"BLOCK_WORDS": 32, "num_warps": 1})
+    reference.copy_blocks(caches, source, target)
+    gpu.copy_blocks(on_device, source.to(device), target.to(device), config={"BLOCK_WORDS": 32, "num_warps": 1})
     came_from = {5: 0, 4: 2, 1: 0}
-    for side, (wanted, got) in enumerate(zip(caches, on_device, strict=True)):
-        for layer, cache in enumerate(wanted):
-            for block in range(NUM_BLOCKS):
-                assert torch.equal(cache[block], before[side][layer][came_from.get(block, block)])
-            assert torch.equal(_bits(got[layer]), _bits(cache))
+    for wanted, old, got in zip(caches, before, on_device, strict=True):
+        for block in range(NUM_BLOCKS):
+            assert torch.equal(wanted[block], old[came_from.get(block, block)])
+        assert torch.equal(_bits(got), _bits(wanted))
 
 
 def test_reference_copies_each_block_and_nothing_else() -> None:
-    k_cache, v_cache = _caches(2, torch.float32)
-    before = k_cache.clone()
-    reference.copy_blocks(k_cache, v_cache, *_pairs(torch.int64))
+    [cache] = _caches(1, torch.float32)
+    before = cache.clone()
+    reference.copy_blocks([cache], *_pairs(torch.int64))
     came_from = {5: 0, 4: 2, 1: 0}
     for block in range(NUM_BLOCKS):
-        assert torch.equal(_bits(k_cache[:, block]), _bits(before[:, came_from.get(block, block)]))
+        assert torch.equal(_bits(cache[block]), _bits(before[came_from.get(block, block)]))
 
 
 def test_copies_that_depend_on_their_order_are_refused_where_they_can_be_seen() -> None:
     caches = _caches(1, torch.float32)
     with pytest.raises(ValueError, match="target of two copies"):
-        inflight_kernels.copy_blocks(*caches, torch.tensor([0, 1]), torch.tensor([2, 2]))
+        inflight_kernels.copy_blocks(caches, torch.tensor([0, 1]), torch.tensor([2, 2]))
     with pytest.raises(ValueError, match=r"blocks \[1\] are both"):
-        inflight_kernels.copy_blocks(*caches, torch.tensor([0, 1]), torch.tensor([1, 2]))
-    inflight_kernels.copy_blocks(*caches, *_pairs(torch.int32))
+        inflight_kernels.copy_blocks(caches, torch.tensor([0, 1]), torch.tensor([1, 2]))
+    inflight_kernels.copy_blocks(caches, *_pairs(torch.int32))
 
 
 def test_launcher_refuses_with_words() -> None:
-    k_cache, v_cache = _caches(1, torch.float32)
+    k_cache, v_cache = _caches(2, torch.float32)
     source, target = _pairs(torch.int32)
     with pytest.raises(ValueError, match="the same number of blocks"):
-        gpu.copy_blocks(k_cache, v_cache[:, :-1], source, target)
+        gpu.copy_blocks([k_cache, v_cache[:-1]], source, target)
     with pytest.raises(ValueError, match="source must be"):
-        gpu.copy_blocks(k_cache, v_cache, source.float(), target)
+        gpu.copy_blocks([k_cache, v_cache], source.float(), target)
     with pytest.raises(ValueError, match="contiguous blocks"):
-        gpu.copy_blocks(k_cache[..., :8], v_cache[..., :8], source, target)
+        gpu.copy_blocks([k_cache[..., :8], v_cache[..., :8]], source, target)
     with pytest.raises(ValueError, match="multiples of 16 bytes"):
-        gpu.copy_blocks(torch.zeros(2, 1, 1, 2), torch.zeros(2, 1, 1, 2), source, target)
+        gpu.copy_blocks([torch.zeros(2, 1, 1, 2)], source, target)

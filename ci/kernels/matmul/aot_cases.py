@@ -8,8 +8,9 @@ from functools import partial
 import torch
 
 from ci.kernels.meta_tensors import of, show
-from inflight_kernels import Int4Weight
+from inflight_kernels import Activation, BlockScaledWeight, Int4Weight
 from inflight_kernels.matmul import gpu
+from inflight_kernels.matmul.gpu.block_scaled_linear import CANDIDATES as BLOCK_CANDIDATES
 from inflight_kernels.matmul.gpu.gated_linear import CANDIDATES as GATED_CANDIDATES
 from inflight_kernels.matmul.gpu.int4_linear import CANDIDATES as INT4_CANDIDATES
 from inflight_kernels.matmul.gpu.linear import CANDIDATES
@@ -46,6 +47,20 @@ def _scaled(
     gpu.scaled_linear(x, x_scale, weight, weight_scale, bias, torch.bfloat16, deterministic, config)
 
 
+def _block_scaled(
+    num_tokens: int,
+    in_features: int = HIDDEN,
+    with_bias: bool = False,
+    deterministic: bool = False,
+    config: Mapping[str, int] | None = None,
+) -> None:
+    num_groups = -(-in_features // 128)
+    weight = BlockScaledWeight(of(FP8, HIDDEN, in_features), of(FP32, HIDDEN // 128, num_groups), 128)
+    x, x_scale = of(FP8, num_tokens, in_features), of(FP32, num_tokens, num_groups)
+    bias = of(BF16, HIDDEN) if with_bias else None
+    gpu.block_scaled_linear(x, x_scale, weight, bias, BF16, deterministic, config)
+
+
 def _int4(
     dtype: torch.dtype,
     num_tokens: int,
@@ -64,12 +79,24 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 
 
-def _gated(dtype: torch.dtype, num_tokens: int, config: Mapping[str, int] | None = None, **options: bool) -> None:
-    gpu.gated_linear(of(dtype, num_tokens, HIDDEN), of(dtype, 2 * HIDDEN, HIDDEN), None, config=config, **options)
+def _gated(
+    dtype: torch.dtype,
+    num_tokens: int,
+    config: Mapping[str, int] | None = None,
+    deterministic: bool = False,
+    activation: Activation = Activation.SILU,
+) -> None:
+    x, weight = of(dtype, num_tokens, HIDDEN), of(dtype, 2 * HIDDEN, HIDDEN)
+    gpu.gated_linear(x, weight, None, deterministic, activation, config)
 
 
 CASES = {
     **{f"gated_linear bf16 {show(c)}": partial(_gated, BF16, c["BLOCK_M"], c) for c in GATED_CANDIDATES},
+    **{
+        f"gated_linear bf16 {each.value}": partial(_gated, BF16, 16, GATED_CANDIDATES[1], activation=each)
+        for each in Activation
+        if each is not Activation.SILU
+    },
     "gated_linear bf16 t1 deterministic": partial(_gated, BF16, 1, deterministic=True),
     "gated_linear bf16 t2048 deterministic": partial(_gated, BF16, 2048, deterministic=True),
     **{f"linear bf16 {show(c)}": partial(_linear, BF16, c["BLOCK_M"], config=c) for c in CANDIDATES},
@@ -89,6 +116,13 @@ CASES = {
     "linear fp8 t2048 k4100": partial(_scaled, FP8, 2048, in_features=4100),
     "linear fp8 t1 deterministic": partial(_scaled, FP8, 1, deterministic=True),
     "linear fp8 t2048 deterministic": partial(_scaled, FP8, 2048, deterministic=True),
+    **{f"linear fp8 blocks {show(c)}": partial(_block_scaled, c["BLOCK_M"], config=c) for c in BLOCK_CANDIDATES},
+    "linear fp8 blocks t16 bias": partial(_block_scaled, 16, with_bias=True),
+    "linear fp8 blocks t2048": partial(_block_scaled, 2048),
+    "linear fp8 blocks t16 k4112": partial(_block_scaled, 16, in_features=4112),
+    "linear fp8 blocks t2048 k4100": partial(_block_scaled, 2048, in_features=4100),
+    "linear fp8 blocks t1 deterministic": partial(_block_scaled, 1, deterministic=True),
+    "linear fp8 blocks t2048 deterministic": partial(_block_scaled, 2048, deterministic=True),
     **{f"linear int4 {show(c)}": partial(_int4, BF16, c["BLOCK_M"], config=c) for c in INT4_CANDIDATES},
     "linear int4 fp16 t16 bias": partial(_int4, FP16, 16, with_bias=True),
     "linear int4 bf16 t16 g32": partial(_int4, BF16, 16, group_size=32),

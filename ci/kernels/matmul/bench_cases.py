@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ci.bench.kernels.case import Case, Goal, Inputs, Peer, float_dtype
 from ci.kernels.matmul.marlin_peer import marlin
-from inflight_kernels import pack_int4, quantize_weight, silu_and_mul
+from inflight_kernels import BlockScaledWeight, activate_and_mul, pack_int4, quantize_per_token, quantize_weight
 from inflight_kernels.matmul import gpu, reference
+from inflight_kernels.matmul.gpu.block_scaled_linear import CANDIDATES as BLOCK_CANDIDATES
 from inflight_kernels.matmul.gpu.gated_linear import CANDIDATES as GATED_CANDIDATES
 from inflight_kernels.matmul.gpu.int4_linear import CANDIDATES as INT4_CANDIDATES
 from inflight_kernels.matmul.gpu.linear import CANDIDATES
@@ -25,6 +26,7 @@ from inflight_kernels.matmul.gpu.scaled_linear import CANDIDATES as SCALED_CANDI
 LAYERS = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 TINY = (40, 256)
 GROUP_SIZE = 128
+FP8_LARGEST = 448.0
 # bfloat16 rounds the result once; inputs are such that it is about 1.
 TOLERANCE = 2e-2
 
@@ -137,7 +139,7 @@ def _gated_case(tokens: int, tiny: bool) -> Case:
 
 def _activated(x: Tensor, weight: Tensor) -> Tensor:
     """cuBLAS, and our activation behind it."""
-    return silu_and_mul(F.linear(x, weight))
+    return activate_and_mul(F.linear(x, weight))
 
 
 def _scaled_case(kernel: str, dtype: torch.dtype, layer: str, tokens: int, tiny: bool) -> Case:
@@ -178,6 +180,53 @@ def _scaled_case(kernel: str, dtype: torch.dtype, layer: str, tokens: int, tiny:
         rate=name,
         peers=peers,
         candidates={"scaled_linear": SCALED_CANDIDATES},
+    )
+
+
+def _blocks(shape: tuple[int, int, int], device: torch.device, i: int) -> Inputs:
+    """x, x_scale and a weight in blocks of 128 by 128."""
+    x, weight = _operands(shape, device, i)
+    num_blocks, num_groups = (-(-size // GROUP_SIZE) for size in weight.shape)
+    largest = weight.abs().max().float()
+    scales = (largest / FP8_LARGEST).expand(num_blocks, num_groups).contiguous()
+    values = (weight.float() / scales[0, 0]).to(torch.float8_e4m3fn)
+    return *quantize_per_token(x, group_size=GROUP_SIZE), BlockScaledWeight(values, scales, GROUP_SIZE)
+
+
+def _dequantised_blocks(inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The operands as floats."""
+    x, x_scale, weight = inputs
+    dtype = float_dtype(x.device)
+    rows = x.float() * x_scale.repeat_interleave(GROUP_SIZE, 1)[:, : x.shape[1]]
+    return rows.to(dtype), weight.dequantize().to(dtype)
+
+
+def _block_case(layer: str, tokens: int, tiny: bool) -> Case:
+    shape = _shape(layer, tokens, tiny)
+    t, n, k = shape
+    goal, stretch = Goal("75 % of the bandwidth", fraction=0.75), Goal("85 %", fraction=0.85)
+    if tokens >= 2048:
+        # Each sum of 128 products is multiplied and added outside of the matrix unit.
+        goal = Goal("1.3 times cuBLAS bf16", ratios={"cuBLAS bf16": 1.3})
+        stretch = Goal("1.5 times", ratios={"cuBLAS bf16": 1.5})
+    return Case(
+        kernel="K12",
+        title=f"linear {layer} fp8 by blocks, {tokens} tokens",
+        goal=goal,
+        stretch=stretch,
+        make_inputs=partial(_blocks, shape),
+        run=lambda inputs: gpu.block_scaled_linear(*inputs, out_dtype=float_dtype(inputs[0].device)),
+        run_deterministic=lambda inputs: gpu.block_scaled_linear(
+            *inputs, out_dtype=float_dtype(inputs[0].device), deterministic=True
+        ),
+        reference=lambda inputs: reference.block_scaled_linear(*inputs, out_dtype=torch.float32),
+        tolerance=TOLERANCE,
+        bytes=n * k + t * k + 2 * t * n + 4 * t * k // GROUP_SIZE + 4 * n * k // GROUP_SIZE**2,
+        formula="N K + T K + 2 T N + 4 T K / 128 + 4 N K / 128^2 bytes",
+        flops=2 * t * n * k,
+        rate="fp8",
+        peers={"cuBLAS bf16": Peer(lambda inputs: _bf16_peer(_dequantised_blocks(inputs)), on_cpu=True)},
+        candidates={"block_scaled_linear": BLOCK_CANDIDATES},
     )
 
 
@@ -227,6 +276,8 @@ def cases(tiny: bool) -> list[Case]:
         *(_scaled_case(*which, layer, t, tiny) for which in (fp8, int8) for layer in ("o", "gate_up") for t in (1, 64)),
         *(_scaled_case(*which, "gate_up", 2048, tiny) for which in (fp8, int8)),
         _scaled_case(*fp8, "down", 8192, tiny),
+        *(_block_case(layer, tokens, tiny) for layer in ("o", "gate_up") for tokens in (1, 64)),
+        _block_case("gate_up", 2048, tiny),
         *(_int4_case(layer, tokens, tiny) for layer in ("o", "gate_up") for tokens in (1, 16, 64)),
         *(_int4_case("gate_up", tokens, tiny) for tokens in (512, 2048)),
     ]

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from ci.kernels.interpreter import in_random_order
 from ci.kernels.kernel_cases import DTYPES, LINEAR_CONFIG, assert_near
 from ci.kernels.matmul.linear_cases import exact_product, poisoned_memory, random_operands
-from inflight_kernels import tuning
-from inflight_kernels.activation.gpu import silu_and_mul
+from inflight_kernels import Activation, tuning
+from inflight_kernels.activation.gpu import activate_and_mul
 from inflight_kernels.matmul import gpu, reference
 from inflight_kernels.matmul.gpu import _linear_kernels
 from inflight_kernels.matmul.gpu.gated_linear import CANDIDATES, fixed_config
@@ -36,14 +36,16 @@ def test_kernel_equals_exact_product(
     assert_near(reference.gated_linear(x, weight, bias), F.silu(gate) * up, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("num_splits", [1, 3])
-def test_bits_are_those_of_the_two_operations(num_splits: int, device: torch.device) -> None:
+def test_bits_are_those_of_the_two_operations(num_splits: int, activation: Activation, device: torch.device) -> None:
     x, weight = (t.to(device) for t in random_operands(19, 140, 9 * 32 + 4, torch.float16))
     bias = torch.randn(140).to(device, torch.float16)
     config = LINEAR_CONFIG | {"NUM_SPLITS": num_splits}
-    apart = silu_and_mul(gpu.linear(x, weight, bias, config=config))
+    apart = activate_and_mul(gpu.linear(x, weight, bias, config=config), activation)
     with poisoned_memory(), in_random_order():
-        assert torch.equal(gpu.gated_linear(x, weight, bias, config=config), apart)
+        gated = gpu.gated_linear(x, weight, bias, activation=activation, config=config)
+    assert torch.equal(gated, apart)
 
 
 @pytest.mark.parametrize("config", CANDIDATES)
@@ -67,8 +69,8 @@ def test_a_row_is_bitwise_the_same_in_any_batch(monkeypatch: pytest.MonkeyPatch,
 
 def test_the_table_chooses_between_the_kernel_and_torch(device: torch.device) -> None:
     x, weight = (t.to(device) for t in random_operands(65, 48, 32, torch.float32))
-    apart = silu_and_mul(F.linear(x, weight))
-    assert torch.equal(gpu.gated_linear(x[:64], weight), silu_and_mul(F.linear(x[:64], weight))), "no table"
+    apart = activate_and_mul(F.linear(x, weight))
+    assert torch.equal(gpu.gated_linear(x[:64], weight), activate_and_mul(F.linear(x[:64], weight))), "no table"
     with tuning.trying("gated_linear", LINEAR_CONFIG) as shapes:
         assert torch.equal(gpu.gated_linear(x, weight), apart)
         assert not shapes, "so many tokens are not looked up"

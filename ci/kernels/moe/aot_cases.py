@@ -9,9 +9,12 @@ from typing import NamedTuple
 import torch
 
 from ci.kernels.meta_tensors import of, show
+from inflight_kernels import BlockScaledWeight
+from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.moe import gpu
 from inflight_kernels.moe.gpu._moe_align import align
-from inflight_kernels.moe.gpu.fused_moe import CANDIDATES, EXACT, LARGE, LARGE_HALF, MIDDLE, STREAM
+from inflight_kernels.moe.gpu.fused_moe import BLOCKS_CANDIDATES, CANDIDATES, EXACT, LARGE, LARGE_HALF, MIDDLE, STREAM
+from inflight_kernels.moe.routing import GroupScore, Routing, Scores
 
 
 class _Model(NamedTuple):
@@ -25,8 +28,14 @@ QWEN3_30B = _Model(128, 2048, 768, 8)
 MIXTRAL_8X7B = _Model(8, 4096, 14336, 2)
 
 
-def _route(tokens: int, model: _Model, dtype: torch.dtype) -> None:
-    gpu.route_experts(of(dtype, tokens, model.num_experts), model.top_k)
+GPT_OSS_20B = _Model(32, 2880, 2880, 4)
+
+
+def _route(
+    tokens: int, model: _Model, dtype: torch.dtype, routing: Routing | None = None, has_bias: bool = False
+) -> None:
+    bias = of(torch.float32, model.num_experts) if has_bias else None
+    gpu.route_experts(of(dtype, tokens, model.num_experts), routing or Routing(num_chosen=model.top_k), bias)
 
 
 def _align(tokens: int, model: _Model, block_m: int) -> None:
@@ -34,7 +43,12 @@ def _align(tokens: int, model: _Model, block_m: int) -> None:
 
 
 def _moe(
-    tokens: int, model: _Model, dtype: torch.dtype = torch.bfloat16, config: Mapping[str, int] | None = None
+    tokens: int,
+    model: _Model,
+    dtype: torch.dtype = torch.bfloat16,
+    config: Mapping[str, int] | None = None,
+    has_biases: bool = False,
+    activation: Activation = Activation.SILU,
 ) -> None:
     num_experts, hidden_size, intermediate_size, top_k = model
     gpu.fused_moe(
@@ -43,13 +57,52 @@ def _moe(
         of(torch.int32, tokens, top_k),
         of(dtype, num_experts, 2 * intermediate_size, hidden_size),
         of(dtype, num_experts, hidden_size, intermediate_size),
+        gate_up_bias=of(dtype, num_experts, 2 * intermediate_size) if has_biases else None,
+        down_bias=of(dtype, num_experts, hidden_size) if has_biases else None,
+        activation=activation,
         config=config,
     )
 
 
+def _moe_by_blocks(tokens: int, model: _Model, config: Mapping[str, int] | None = None) -> None:
+    num_experts, hidden_size, intermediate_size, top_k = model
+
+    def blocks(num_outputs: int, num_inputs: int) -> BlockScaledWeight:
+        values = of(torch.float8_e4m3fn, num_experts, num_outputs, num_inputs)
+        return BlockScaledWeight(values, of(torch.float32, num_experts, num_outputs // 128, num_inputs // 128), 128)
+
+    gpu.fused_moe(
+        of(torch.bfloat16, tokens, hidden_size),
+        of(torch.float32, tokens, top_k),
+        of(torch.int32, tokens, top_k),
+        blocks(2 * intermediate_size, hidden_size),
+        blocks(hidden_size, intermediate_size),
+        config=config,
+    )
+
+
+def _gpt_oss(tokens: int) -> None:
+    _moe(tokens, GPT_OSS_20B, has_biases=True, activation=Activation.CLAMPED_SWIGLU)
+
+
+GLM_4_5 = Routing(num_chosen=8, scores=Scores.SIGMOID)
+DEEPSEEK_V2 = Routing(num_chosen=6, renormalize=False, scale=16.0, num_groups=8, num_chosen_groups=3)
+DEEPSEEK_V3 = Routing(
+    num_chosen=8,
+    scores=Scores.SIGMOID,
+    scale=2.5,
+    num_groups=8,
+    num_chosen_groups=4,
+    group_score=GroupScore.TOP2_SUM,
+)
 CASES = {
     "route_experts e128 top8": partial(_route, 64, QWEN3_30B, torch.bfloat16),
     "route_experts e8 top2 fp32": partial(_route, 64, MIXTRAL_8X7B, torch.float32),
+    "route_experts e128 top8 sigmoids bias": partial(_route, 64, QWEN3_30B, torch.bfloat16, GLM_4_5, True),
+    "route_experts e160 top6 groups": partial(_route, 64, _Model(160, 5120, 1536, 6), torch.bfloat16, DEEPSEEK_V2),
+    "route_experts e256 top8 sigmoids groups bias": partial(
+        _route, 64, _Model(256, 7168, 2048, 8), torch.bfloat16, DEEPSEEK_V3, True
+    ),
     "moe_align e128 t64": partial(_align, 64, QWEN3_30B, 16),
     "moe_align e128 t8192": partial(_align, 8192, QWEN3_30B, 128),
     "moe_align e8 t8192": partial(_align, 8192, MIXTRAL_8X7B, 128),
@@ -59,11 +112,23 @@ CASES = {
     "fused_moe e8 t4": partial(_moe, 4, MIXTRAL_8X7B, torch.bfloat16, STREAM),
     "fused_moe e8 t256": partial(_moe, 256, MIXTRAL_8X7B, torch.bfloat16, MIDDLE),
     "fused_moe e8 t8192": partial(_moe, 8192, MIXTRAL_8X7B),
+    "fused_moe e32 t1 biases clamped": partial(_gpt_oss, 1),
+    "fused_moe e32 t64 biases clamped": partial(_gpt_oss, 64),
+    "fused_moe e32 t8192 biases clamped": partial(_gpt_oss, 8192),
     # The second product's K is no multiple of its step.
     "fused_moe e60 t256": partial(_moe, 256, _Model(60, 2048, 1424, 4), torch.bfloat16, LARGE_HALF),
 }
 CASES |= {
     f"fused_moe e128 {show(config)}": partial(_moe, 8192, QWEN3_30B, torch.bfloat16, config) for config in CANDIDATES
 }
+BY_BLOCKS = {
+    "fused_moe fp8 blocks e128 t1": partial(_moe_by_blocks, 1, QWEN3_30B),
+    "fused_moe fp8 blocks e8 t8192": partial(_moe_by_blocks, 8192, MIXTRAL_8X7B),
+    **{
+        f"fused_moe fp8 blocks e128 {show(config)}": partial(_moe_by_blocks, 8192, QWEN3_30B, config)
+        for config in BLOCKS_CANDIDATES
+    },
+}
+CASES |= BY_BLOCKS
 # sm_80 would spill; its default for many rows is another.
-NEEDS = {f"fused_moe e128 {show(LARGE)}": 90}
+NEEDS = {f"fused_moe e128 {show(LARGE)}": 90, **dict.fromkeys(BY_BLOCKS, 89)}

@@ -1,4 +1,5 @@
-"""Mixture of experts at Qwen3-30B-A3B's shapes (K15): decode batches, where bytes count, prompts, where operations do.
+"""Mixture of experts at Qwen3-30B-A3B's shapes, and gpt-oss 20B's with biases (K15): decode batches, where bytes count,
+prompts, where operations do; and routers.
 
 Routing is drawn once for each number of tokens, uniformly, so that the experts that are touched can be counted
 beforehand; sets of inputs differ in their values. Every contender is given the routing and aligns it within its time.
@@ -16,13 +17,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ci.bench.kernels.case import Case, Goal, Inputs, Peer, float_dtype
+from inflight_kernels import Activation, BlockScaledWeight
+from inflight_kernels.matmul.weight_formats import BLOCK_INPUTS
 from inflight_kernels.moe import gpu, reference
-from inflight_kernels.moe.gpu.fused_moe import CANDIDATES
+from inflight_kernels.moe.gpu.fused_moe import BLOCKS_CANDIDATES, CANDIDATES
+from inflight_kernels.moe.routing import GroupScore, Routing, Scores
 
 NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE, TOP_K = 128, 2048, 768, 8
+GPT_OSS_20B = (32, 2880, 2880, 4)
 TINY = (8, 64, 32, 2)
+DEEPSEEK_V3 = Routing(
+    num_chosen=8,
+    scores=Scores.SIGMOID,
+    scale=2.5,
+    num_groups=8,
+    num_chosen_groups=4,
+    group_score=GroupScore.TOP2_SUM,
+)
 # Three roundings to bfloat16 on the way; inputs are such that results are about 0.1.
 TOLERANCE = 2e-2
+FP8_LARGEST = 448.0
 
 
 @functools.cache
@@ -139,6 +153,135 @@ def _case(tokens: int, tiny: bool) -> Case:
     )
 
 
+def _by_blocks(tokens: int, sizes: tuple[int, int, int, int], device: torch.device, i: int) -> Inputs:
+    """The same with weights of fp8; all blocks of one have one scale."""
+    *routed, w_gate_up, w_down = _inputs(tokens, sizes, device, i)
+
+    def blocks(weight: Tensor) -> BlockScaledWeight:
+        scale = weight.abs().max().float() / FP8_LARGEST
+        shape = (len(weight), *(-(-size // BLOCK_INPUTS) for size in weight.shape[1:]))
+        values = torch.stack([(expert.float() / scale).to(torch.float8_e4m3fn) for expert in weight])
+        return BlockScaledWeight(values, scale.expand(shape).contiguous(), BLOCK_INPUTS)
+
+    return *routed, blocks(w_gate_up), blocks(w_down)
+
+
+def _block_case(tokens: int, tiny: bool) -> Case:
+    sizes = TINY if tiny else (NUM_EXPERTS, HIDDEN_SIZE, INTERMEDIATE_SIZE, TOP_K)
+    num_experts, hidden_size, intermediate_size, top_k = sizes
+    rows = min(tokens, 6) if tiny else tokens
+    touched = len(_routing(rows, num_experts, top_k)[1].unique())
+    goal, stretch = Goal("65 % of the bandwidth on touched experts", 0.65), Goal("75 %", fraction=0.75)
+    if tokens >= 8192:
+        # Each sum of 128 products is multiplied and added outside of the matrix unit.
+        goal, stretch = Goal("40 % of the fp8 rate", fraction=0.4), Goal("55 %", fraction=0.55)
+    return Case(
+        kernel="K15",
+        title=f"fused MoE fp8 by blocks 128 experts top 8, {tokens} tokens",
+        goal=goal,
+        stretch=stretch,
+        make_inputs=partial(_by_blocks, rows, sizes),
+        run=lambda inputs: gpu.fused_moe(*inputs),
+        run_deterministic=lambda inputs: gpu.fused_moe(*inputs, deterministic=True),
+        # In the type of the activations: what is rounded to fp8 was rounded to it before.
+        reference=lambda inputs: reference.fused_moe(*inputs),
+        tolerance=TOLERANCE,
+        bytes=3 * touched * hidden_size * intermediate_size + 4 * rows * hidden_size,
+        formula="3 E_touched H I + 4 T H bytes, 6 k T H I operations",
+        flops=6 * rows * top_k * hidden_size * intermediate_size,
+        rate="fp8",
+        candidates={"fused_moe": BLOCKS_CANDIDATES},
+    )
+
+
+def _gpt_oss_inputs(tokens: int, sizes: tuple[int, int, int, int], device: torch.device, i: int) -> Inputs:
+    """And the biases of both products."""
+    inputs = _inputs(tokens, sizes, device, i)
+    draw = partial(torch.randn, generator=torch.Generator(device).manual_seed(i), device=device, dtype=inputs[0].dtype)
+    num_experts, hidden_size, intermediate_size, _ = sizes
+    return *inputs, draw(num_experts, 2 * intermediate_size), draw(num_experts, hidden_size)
+
+
+def _run_gpt_oss(inputs: Inputs, deterministic: bool = False) -> Tensor:
+    *products, gate_up_bias, down_bias = inputs
+    return gpu.fused_moe(
+        *products,
+        deterministic=deterministic,
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+        activation=Activation.CLAMPED_SWIGLU,
+    )
+
+
+def _gpt_oss_reference(inputs: Inputs) -> Tensor:
+    x, weights, experts, w_gate_up, w_down, *biases = inputs
+    return reference.fused_moe(
+        x.float(),
+        weights,
+        experts,
+        w_gate_up.float(),
+        w_down.float(),
+        gate_up_bias=biases[0].float(),
+        down_bias=biases[1].float(),
+        activation=Activation.CLAMPED_SWIGLU,
+    )
+
+
+def _gpt_oss_case(tokens: int, tiny: bool) -> Case:
+    sizes = TINY if tiny else GPT_OSS_20B
+    num_experts, hidden_size, intermediate_size, top_k = sizes
+    rows = min(tokens, 6) if tiny else tokens
+    touched = len(_routing(rows, num_experts, top_k)[1].unique())
+    return Case(
+        kernel="K15",
+        title=f"fused MoE bf16 of gpt-oss 20B, {tokens} tokens",
+        goal=Goal("60 % of cuBLAS' rate", 0.6) if tokens >= 8192 else Goal("70 % of the bandwidth", 0.7),
+        make_inputs=partial(_gpt_oss_inputs, rows, sizes),
+        run=_run_gpt_oss,
+        run_deterministic=partial(_run_gpt_oss, deterministic=True),
+        reference=_gpt_oss_reference,
+        tolerance=TOLERANCE,
+        bytes=2 * touched * (3 * hidden_size * intermediate_size + 2 * intermediate_size + hidden_size)
+        + 4 * rows * hidden_size,
+        formula="2 E_touched (3 H I + 2 I + H) + 4 T H bytes, 6 k T H I operations",
+        flops=6 * rows * top_k * hidden_size * intermediate_size,
+        candidates={"fused_moe": CANDIDATES},
+    )
+
+
+def _route_inputs(tokens: int, num_experts: int, device: torch.device, i: int) -> Inputs:
+    """Logits of each token, and a bias of the choice."""
+    draw = partial(torch.randn, generator=torch.Generator(device).manual_seed(i), device=device)
+    return draw(tokens, num_experts), draw(num_experts)
+
+
+def _route_case(title: str, routing: Routing, has_bias: bool, sizes: tuple[int, int]) -> Case:
+    def run(route: Callable[..., tuple[Tensor, Tensor]], inputs: Inputs) -> tuple[Tensor, Tensor]:
+        logits, bias = inputs
+        return route(logits, routing, bias if has_bias else None)
+
+    tokens, num_experts = sizes
+    return Case(
+        kernel="K15",
+        title=title,
+        goal=Goal("at most 4 us", microseconds=4.0),
+        make_inputs=partial(_route_inputs, tokens, num_experts),
+        run=partial(run, gpu.route_experts),
+        # Of nearly equal experts either may come first.
+        reference=lambda inputs: run(reference.route_experts, inputs)[0],
+        compared=lambda result: result[0],
+        tolerance=1e-4,
+        bytes=tokens * (4 * num_experts + 8 * routing.num_chosen) + 4 * num_experts * has_bias,
+        formula="(4 E + 8 k) T, and 4 E of a bias",
+    )
+
+
 def cases(tiny: bool) -> list[Case]:
     """K15."""
-    return [_case(tokens, tiny) for tokens in (1, 16, 64, 8192, 32768)]
+    return [
+        *(_case(tokens, tiny) for tokens in (1, 16, 64, 8192, 32768)),
+        *(_block_case(tokens, tiny) for tokens in (64, 8192)),
+        *(_gpt_oss_case(tokens, tiny) for tokens in (1, 64, 8192)),
+        _route_case("router 128 experts top 8 B=64", Routing(num_chosen=8), False, (6, 16) if tiny else (64, 128)),
+        _route_case("router of DeepSeek-V3 B=64", DEEPSEEK_V3, True, (6, 16) if tiny else (64, 256)),
+    ]

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.gpt_oss import modeling_gpt_oss
 
-from ci.kernels.kernel_cases import DTYPES, assert_near
+from ci.kernels.kernel_cases import DTYPES, HAS_FLOAT8, assert_near
+from inflight_kernels import BlockScaledWeight
+from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.moe import gpu, reference
+from inflight_kernels.moe.gpu.fused_moe import BLOCKS_CANDIDATES
+from inflight_kernels.moe.routing import Routing
+from inflight_kernels.quantization.reference import quantize_per_token
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 # Tiles small enough that the shapes below have several of each.
@@ -23,12 +31,26 @@ def random_layer(
     x = torch.randn(tokens, hidden).to(dtype)
     w_gate_up = (torch.randn(num_experts, 2 * intermediate, hidden) / hidden**0.5).to(dtype)
     w_down = (torch.randn(num_experts, hidden, intermediate) / intermediate**0.5).to(dtype)
-    weights, experts = reference.route_experts(torch.randn(tokens, num_experts), top_k)
+    weights, experts = reference.route_experts(torch.randn(tokens, num_experts), Routing(num_chosen=top_k))
     return x, weights, experts, w_gate_up, w_down
 
 
-def run(layer: tuple[Tensor, ...], device: torch.device, **options: object) -> Tensor:
-    return gpu.fused_moe(*(tensor.to(device) for tensor in layer), **options)
+def block_scaled(weight: Tensor, block_outputs: int) -> BlockScaledWeight:
+    """(E, N, K) as fp8, in blocks of magnitudes that differ up to ten times."""
+    num_experts, num_outputs, num_inputs = weight.shape
+    scales = 10 ** torch.rand(num_experts, -(-num_outputs // block_outputs), -(-num_inputs // 128)) / 2000
+    values = (weight.float() * 400 / weight.abs().max()).to(torch.float8_e4m3fn)
+    return BlockScaledWeight(values, scales, block_outputs)
+
+
+def run(layer: tuple[Any, ...], device: torch.device, **options: object) -> Tensor:
+    return gpu.fused_moe(*(on(device, each) for each in layer), **options)
+
+
+def on(device: torch.device, weight: Tensor | BlockScaledWeight) -> Tensor | BlockScaledWeight:
+    if isinstance(weight, BlockScaledWeight):
+        return weight._replace(values=weight.values.to(device), scales=weight.scales.to(device))
+    return weight.to(device)
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +86,121 @@ def test_kernels_equal_reference(
     actual = run(layer, device, out=out, config=TINY | {"SWAP_AB": swap_ab})
     assert actual is out
     assert_near(actual, reference.fused_moe(*layer), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("swap_ab", [0, 1])
+@pytest.mark.parametrize(
+    ("has_biases", "activation"),
+    [
+        (True, Activation.SILU),
+        (False, Activation.CLAMPED_SWIGLU),
+        (True, Activation.CLAMPED_SWIGLU),
+        (False, Activation.GELU_TANH),
+    ],
+)
+def test_kernels_add_biases_and_activate(
+    has_biases: bool, activation: Activation, swap_ab: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    layer, options = random_layer(9, 4, 40, 24, 2, dtype), {}
+    # Of which many are beyond the limits of the clamped SwiGLU.
+    layer[3].mul_(6)
+    if has_biases:
+        options = {"gate_up_bias": torch.randn(4, 48).to(dtype), "down_bias": torch.randn(4, 40).to(dtype)}
+    expected = reference.fused_moe(*layer, **options, activation=activation)
+    actual = run(
+        layer,
+        device,
+        **{name: bias.to(device) for name, bias in options.items()},
+        activation=activation,
+        config=TINY | {"SWAP_AB": swap_ab},
+    )
+    scale = expected.abs().max().float().item()
+    assert_near(actual / scale, expected / scale, TOLERANCE[dtype])
+
+
+@torch.inference_mode()
+def test_reference_is_transformers_experts_of_gpt_oss() -> None:
+    config = modeling_gpt_oss.GptOssConfig(hidden_size=12, intermediate_size=7, num_local_experts=5)
+    experts = modeling_gpt_oss.GptOssExperts(config)
+    for parameter in experts.parameters():
+        parameter.copy_(torch.randn(parameter.shape))
+    x, weights, chosen, _, _ = random_layer(6, 5, 12, 7, 3, torch.float32)
+    gate_up, bias = experts.gate_up_proj.mT, experts.gate_up_proj_bias
+    actual = reference.fused_moe(
+        x,
+        weights,
+        chosen,
+        torch.cat([gate_up[:, ::2], gate_up[:, 1::2]], 1),
+        experts.down_proj.mT,
+        gate_up_bias=torch.cat([bias[:, ::2], bias[:, 1::2]], 1),
+        down_bias=experts.down_proj_bias,
+        activation=Activation.CLAMPED_SWIGLU,
+    )
+    torch.testing.assert_close(actual, experts(x, chosen.long(), weights), atol=1e-4, rtol=1e-4)
+
+
+def test_launcher_checks_biases_and_activations() -> None:
+    layer = random_layer(2, 4, 16, 8, 2, torch.float32)
+    for options, sentence in (
+        ({"gate_up_bias": torch.zeros(4, 8)}, r"gate_up_bias must have shape \(4, 16\)"),
+        ({"down_bias": torch.zeros(4, 16).half()}, "down_bias must be torch.float32"),
+        ({"down_bias": torch.zeros(16, 4).T}, "down_bias must be contiguous"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            gpu.fused_moe(*layer, **options, config=TINY)
+
+
+BLOCK_SHAPES = [(9, 4, 200, 72, 2), (21, 3, 128, 256, 3), (1, 9, 300, 40, 2), (5, 6, 96, 144, 1)]
+"""Tokens, experts, hidden size, intermediate size and choices: groups and blocks that end within, and not."""
+
+
+@pytest.mark.skipif(not HAS_FLOAT8, reason="this GPU cannot multiply float8_e4m3fn")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", [TINY | {"BLOCK_K": 128}, *BLOCKS_CANDIDATES])
+@pytest.mark.parametrize("shape", BLOCK_SHAPES)
+def test_fp8_by_blocks_equals_reference(
+    shape: tuple[int, int, int, int, int], config: dict[str, int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """But for activated rows of which one element is rounded to the next number of fp8."""
+    x, weights, experts, w_gate_up, w_down = random_layer(*shape, dtype)
+    layer = (x, weights, experts, block_scaled(w_gate_up, 8), block_scaled(w_down, 128))
+    expected = reference.fused_moe(*layer)
+    largest = expected.abs().max()
+    assert_near(run(layer, device, config=config) / largest.to(device), expected / largest, 2e-2)
+
+
+def test_reference_of_fp8_by_blocks_is_its_formula() -> None:
+    """In float64 but for what is quantised."""
+    x, weights, experts, w_gate_up, w_down = random_layer(6, 5, 200, 72, 3, torch.float32)
+    blocks = block_scaled(w_gate_up, 8), block_scaled(w_down, 128)
+
+    def product(values: Tensor, weight: BlockScaledWeight, expert: int) -> Tensor:
+        q, scale = quantize_per_token(values.float(), group_size=128)
+        rows, columns = (torch.arange(size) for size in weight.shape[1:])
+        wide = weight.scales[expert].double()[rows // weight.block_outputs][:, columns // 128]
+        return (weight.values[expert].double() * wide) @ (q.double() * scale.double()[columns // 128])
+
+    expected = torch.zeros_like(x, dtype=torch.float64)
+    for token in range(6):
+        for weight, expert in zip(weights[token].double(), experts[token].tolist(), strict=True):
+            gate, up = product(x[token], blocks[0], expert).chunk(2)
+            expected[token] += weight * product(gate / (1 + torch.exp(-gate)) * up, blocks[1], expert)
+    largest = expected.abs().max()
+    assert_near(reference.fused_moe(x, weights, experts, *blocks) / largest, expected / largest, 2e-2)
+
+
+@pytest.mark.skipif(not HAS_FLOAT8, reason="this GPU cannot multiply float8_e4m3fn")
+def test_a_row_of_fp8_by_blocks_has_the_same_bits_in_every_batch(device: torch.device) -> None:
+    x, weights, experts, w_gate_up, w_down = random_layer(33, 8, 200, 144, 2, torch.float32)
+    blocks = block_scaled(w_gate_up, 16), block_scaled(w_down, 128)
+
+    def rows(begin: int, end: int) -> Tensor:
+        return run((x[begin:end], weights[begin:end], experts[begin:end], *blocks), device, deterministic=True)
+
+    together = rows(0, 33)
+    for begin, end in ((0, 1), (7, 8), (3, 5), (10, 33)):
+        assert torch.equal(rows(begin, end), together[begin:end])
 
 
 def test_reference_is_its_formula() -> None:
@@ -134,3 +271,10 @@ def test_launcher_checks_its_tensors() -> None:
         gpu.fused_moe(*layer, out=layer[0])
     with pytest.raises(ValueError, match=r"experts must be torch\.int32"):
         gpu.fused_moe(*layer[:2], layer[2].long(), *layer[3:])
+    blocks = block_scaled(layer[3], 8), block_scaled(layer[4], 8)
+    with pytest.raises(ValueError, match="must both be floats or both fp8 by blocks"):
+        gpu.fused_moe(*layer[:4], blocks[1])
+    with pytest.raises(ValueError, match="BLOCK_K must be 128"):
+        gpu.fused_moe(*layer[:3], *blocks, config=TINY)
+    with pytest.raises(ValueError, match=r"the scales of w_down must have shape \(4, 2, 1\)"):
+        gpu.fused_moe(*layer[:3], blocks[0], blocks[1]._replace(scales=blocks[1].scales[:, :1]))

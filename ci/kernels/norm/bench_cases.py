@@ -1,4 +1,4 @@
-"""Residual addition and RMSNorm, plain and quantised: K7."""
+"""Residual addition and RMSNorm, plain, with a float32 weight and quantised, or LayerNorm: K7."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def _inputs(tokens: int, hidden_size: int, device: torch.device, i: int) -> tupl
     rows = torch.randn(2, tokens, hidden_size, generator=generator, device=device).to(float_dtype(device))
     weight = torch.randn(hidden_size, generator=generator, device=device).to(rows.dtype)
     return rows[0], rows[1], weight
+
+
+def _float_weight_inputs(tokens: int, hidden_size: int, device: torch.device, i: int) -> Inputs:
+    x, residual, weight = _inputs(tokens, hidden_size, device, i)
+    return x, residual, weight.float()
 
 
 def _run(inputs: Inputs) -> Result:
@@ -54,6 +59,20 @@ def _quantized_reference(inputs: Inputs) -> Result:
     y, total = _formula(*(tensor.float() for tensor in inputs))
     scale = y.abs().amax(-1) / FP8_LARGEST
     return y / scale[:, None], scale, total
+
+
+def _run_layer_norm(inputs: Inputs) -> Result:
+    x, residual, weight = inputs
+    return gpu.layer_norm(x, weight, weight, EPS, residual)
+
+
+def _layer_norm_formula(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return F.layer_norm(total, (total.shape[-1],), weight, weight, EPS), total
+
+
+def _layer_norm_reference(inputs: Inputs) -> Result:
+    return _layer_norm_formula(*(tensor.float() for tensor in inputs))
 
 
 def _liger(inputs: Inputs) -> Callable[[], Result]:
@@ -107,6 +126,10 @@ PEERS = {
     "FlashInfer": Peer(_flashinfer, needs="flashinfer", comparable=False),
     "vLLM": Peer(_vllm, needs="vllm", comparable=False),
 }
+LAYER_NORM_PEERS = {
+    "torch eager": Peer(same_way(_layer_norm_formula), on_cpu=True),
+    "torch.compile": Peer(lambda inputs: partial(torch.compile(_layer_norm_formula, dynamic=False), *inputs)),
+}
 QUANTIZED_PEERS = {
     # They quantise a y that was rounded differently, so some values are one step of e4m3 apart.
     "torch eager": Peer(same_way(_quantized_formula), on_cpu=True, comparable=False),
@@ -152,6 +175,37 @@ def _quantized_case(title: str, tokens: int, hidden_size: int, goal: Goal, stret
     )
 
 
+def _float_weight_case(tokens: int, hidden_size: int) -> Case:
+    return Case(
+        kernel="K7",
+        title="add+RMSNorm with a float32 weight 16k x 4096 bf16",
+        goal=Goal("at least 88 % of the bandwidth", fraction=0.88),
+        make_inputs=partial(_float_weight_inputs, tokens, hidden_size),
+        run=_run,
+        reference=_reference,
+        tolerance=2e-2,
+        bytes=8 * tokens * hidden_size + 4 * hidden_size,
+        formula="8 T H + 4 H",
+        candidates={"rms_norm": CANDIDATES},
+    )
+
+
+def _layer_norm_case(tokens: int, hidden_size: int) -> Case:
+    return Case(
+        kernel="K7",
+        title="add+LayerNorm 16k x 4096 bf16",
+        goal=Goal("at least 92 % of the bandwidth", fraction=0.92),
+        make_inputs=partial(_inputs, tokens, hidden_size),
+        run=_run_layer_norm,
+        reference=_layer_norm_reference,
+        tolerance=2e-2,
+        bytes=8 * tokens * hidden_size + 4 * hidden_size,
+        formula="8 T H + 4 H",
+        peers=LAYER_NORM_PEERS,
+        candidates={"layer_norm": CANDIDATES},
+    )
+
+
 def cases(tiny: bool) -> list[Case]:
     """16k and 64 rows of Llama-8B's hidden size."""
     hidden_size = 96 if tiny else 4096
@@ -165,4 +219,6 @@ def cases(tiny: bool) -> list[Case]:
         _quantized_case("16k x 4096 bf16", many, hidden_size, wide_quantized, stretch),
         _case("64 x 4096 bf16", few, hidden_size, quick, None),
         _quantized_case("64 x 4096 bf16", few, hidden_size, quick, None),
+        _float_weight_case(many, hidden_size),
+        _layer_norm_case(many, hidden_size),
     ]

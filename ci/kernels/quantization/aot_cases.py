@@ -13,9 +13,13 @@ from inflight_kernels.quantization.gpu.quantize_per_token import CANDIDATES
 
 
 def _quantize(
-    width: int, dtype: torch.dtype, config: Mapping[str, int] | None = None, scale: float | None = None
+    width: int,
+    dtype: torch.dtype,
+    config: Mapping[str, int] | None = None,
+    scale: float | None = None,
+    group_size: int = 0,
 ) -> None:
-    gpu.quantize_per_token(bf16(64, width), dtype, scale, config=config)
+    gpu.quantize_per_token(bf16(64, width), dtype, scale, group_size, config=config)
 
 
 CASES = {
@@ -23,6 +27,8 @@ CASES = {
     "quantize+int8 k14336": partial(_quantize, 14336, torch.int8),
     "quantize+fp8 k4096": partial(_quantize, 4096, torch.float8_e4m3fn),
     "quantize+fp8 k53248": partial(_quantize, 53248, torch.float8_e4m3fn),
+    "quantize+fp8 k4096 g128": partial(_quantize, 4096, torch.float8_e4m3fn, group_size=128),
+    "quantize+fp8 k896 g128": partial(_quantize, 896, torch.float8_e4m3fn, group_size=128),
     "quantize+fp8 k4096 given scale": partial(_quantize, 4096, torch.float8_e4m3fn, scale=0.5),
     "quantize+fp8 k53248 given scale": partial(_quantize, 53248, torch.float8_e4m3fn, scale=0.5),
 }

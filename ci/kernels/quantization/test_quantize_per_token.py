@@ -68,6 +68,28 @@ def test_kernel_equals_reference(
 
 
 @pytest.mark.parametrize("quantized", QUANTIZED_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (2, 3, 64), (5, 257), (2, 1280)])
+@pytest.mark.parametrize("group_size", [32, 128])
+def test_a_group_is_quantised_as_a_row_of_its_own(
+    group_size: int, shape: tuple[int, ...], dtype: torch.dtype, quantized: torch.dtype, device: torch.device
+) -> None:
+    width, num_groups = shape[-1], -(-shape[-1] // group_size)
+    of_column = (10 ** (4 * torch.rand(*shape[:-1], num_groups) - 2)).repeat_interleave(group_size, -1)[..., :width]
+    x = (torch.randn(shape) * of_column).to(dtype)
+    x[..., :group_size] = 0.0
+    q, scale = gpu.quantize_per_token(x.to(device), quantized, group_size=group_size)
+    referred = reference.quantize_per_token(x, quantized, group_size=group_size)
+    assert q.dtype == quantized and q.shape == x.shape and scale.shape == (*shape[:-1], num_groups)
+    for group in range(num_groups):
+        columns = slice(group * group_size, (group + 1) * group_size)
+        wanted_q, wanted_scale = reference.quantize_per_token(x[..., columns], quantized)
+        for found_q, found_scale in ((q.cpu(), scale.cpu()), referred):
+            assert torch.equal(_bits(found_q[..., columns]), _bits(wanted_q))
+            assert torch.equal(found_scale[..., group], wanted_scale)
+
+
+@pytest.mark.parametrize("quantized", QUANTIZED_DTYPES)
 def test_rows_alone_and_in_a_batch_and_by_few_programs_are_the_same(
     quantized: torch.dtype, device: torch.device
 ) -> None:
@@ -121,3 +143,7 @@ def test_launcher_refuses_with_words() -> None:
     for scale in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=f"scale must be a positive number, got {scale}"):
             gpu.quantize_per_token(torch.randn(2, 8), torch.int8, scale)
+    with pytest.raises(ValueError, match="group_size must be a power of two, or 0, got 48"):
+        gpu.quantize_per_token(torch.randn(2, 96), torch.int8, group_size=48)
+    with pytest.raises(ValueError, match="scale must be None where there is a group_size"):
+        gpu.quantize_per_token(torch.randn(2, 64), torch.int8, GIVEN, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -48,6 +49,10 @@ def _run(inputs: Inputs) -> Result:
     return (gpu.rope_and_kv_write(*inputs, EPS, scale, scale), *caches)
 
 
+def _run_adjacent_pairs(inputs: Inputs) -> Result:
+    return (gpu.rope_and_kv_write(*inputs, EPS, adjacent_pairs=True), *inputs[5:7])
+
+
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, weight: Tensor | None) -> Tensor:
     """Half-split rotation as a complex product."""
     if weight is not None:
@@ -66,6 +71,18 @@ def _reference(inputs: Inputs) -> Result:
     for cache, rows in zip(caches, (_rotated(k.float(), cos, sin, weights[1]), v.float()), strict=True):
         cache.view(-1, *k.shape[1:])[slots] = (rows / scale).clamp(-FP8_LARGEST, FP8_LARGEST)
     return (_rotated(q.float(), cos, sin, weights[0]), *caches)
+
+
+def _adjacent_pairs_reference(inputs: Inputs) -> Result:
+    """Elements of q and k are brought into the order of pairs that are halves apart, and back."""
+    q, k, *others = inputs
+    halves = [torch.cat([each[..., ::2], each[..., 1::2]], -1) for each in (q, k)]
+    rotated, k_cache, v_cache = _reference((*halves, *others))
+    return _interleaved(rotated), _interleaved(k_cache), v_cache
+
+
+def _interleaved(x: Tensor) -> Tensor:
+    return torch.stack(x.chunk(2, -1), -1).flatten(-2)
 
 
 def _formula(
@@ -169,6 +186,11 @@ def _case(
     )
 
 
+def _adjacent_pairs_case(tokens: int, tiny: bool, goal: Goal) -> Case:
+    like = _case("RoPE of adjacent pairs+KV write 16k tokens 32/8 d128 bf16", tokens, tiny, goal, None, False)
+    return replace(like, run=_run_adjacent_pairs, reference=_adjacent_pairs_reference, peers={})
+
+
 def cases(tiny: bool) -> list[Case]:
     """16k and 64 tokens of 32/8 heads of 128."""
     many, few = (8, 4) if tiny else (16384, 64)
@@ -178,6 +200,7 @@ def cases(tiny: bool) -> list[Case]:
         _case("RoPE+KV write 16k tokens 32/8 d128 bf16", many, tiny, wide, stretch, False),
         _case("RoPE+qk-norm+KV write 16k tokens 32/8 d128 bf16", many, tiny, wide, stretch, True),
         _case("RoPE+qk-norm+fp8 KV write 16k tokens 32/8 d128", many, tiny, wide, stretch, True, True),
+        _adjacent_pairs_case(many, tiny, Goal("at least 80 % of the bandwidth", fraction=0.8)),
         _case("RoPE+KV write B=64 32/8 d128 bf16", few, tiny, quick, None, False),
         _case("RoPE+qk-norm+KV write B=64 32/8 d128 bf16", few, tiny, quick, None, True),
     ]

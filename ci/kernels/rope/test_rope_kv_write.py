@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.glm4.modeling_glm4 import apply_rotary_pos_emb as apply_rotary_to_adjacent_pairs
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from ci.kernels.kernel_cases import DTYPES, ELEMENTWISE_TOLERANCE, HAS_FLOAT8, assert_near
+from inflight_kernels.quantization.reference import quantize_per_token
 from inflight_kernels.rope import gpu, reference
 from inflight_kernels.rope.gpu.rope_kv_write import default_config
 
@@ -43,28 +45,38 @@ def _poisoned_caches(block_size: int, num_kv_heads: int, head_dim: int, dtype: t
     ("num_q_heads", "num_kv_heads", "head_dim", "rotary_dim", "block_size"),
     [(4, 4, 32, 32, 8), (9, 3, 64, 64, 16), (8, 2, 80, 32, 8), (8, 1, 96, 96, 16), (16, 2, 128, 128, 64)],
 )
-@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("norm_dtype", [None, "as q", torch.float32], ids=str)
+@pytest.mark.parametrize("adjacent_pairs", [False, True])
 def test_kernel_equals_reference(
     num_q_heads: int,
     num_kv_heads: int,
     head_dim: int,
     rotary_dim: int,
     block_size: int,
-    with_norm: bool,
+    adjacent_pairs: bool,
+    norm_dtype: torch.dtype | str | None,
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
+    pairs = {"adjacent_pairs": adjacent_pairs}
     q, k, v, positions, slots = _inputs(9, num_q_heads, num_kv_heads, head_dim, block_size, dtype)
     table = _table(rotary_dim)
-    norms = tuple(torch.randn(2, head_dim).to(dtype)) if with_norm else ()
+    of_norms = norm_dtype if isinstance(norm_dtype, torch.dtype) else dtype
+    norms = tuple(torch.randn(2, head_dim).to(of_norms)) if norm_dtype else ()
     wanted_caches = _poisoned_caches(block_size, num_kv_heads, head_dim, dtype)
-    wanted = reference.rope_and_kv_write(q, k, v, table, positions, *wanted_caches, slots, *norms)
+    wanted = reference.rope_and_kv_write(q, k, v, table, positions, *wanted_caches, slots, *norms, **pairs)
 
     on_device = q._base.to(device).view(9, -1, head_dim)
     views = on_device.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     caches = tuple(cache.to(device) for cache in _poisoned_caches(block_size, num_kv_heads, head_dim, dtype))
     got = gpu.rope_and_kv_write(
-        *views, table.to(device), positions.to(device), *caches, slots.to(device), *(w.to(device) for w in norms)
+        *views,
+        table.to(device),
+        positions.to(device),
+        *caches,
+        slots.to(device),
+        *(w.to(device) for w in norms),
+        **pairs,
     )
     assert got.is_contiguous() and got.dtype == dtype
     # One more rounding between norm and rotation than elsewhere.
@@ -113,6 +125,41 @@ def test_fp8_cache_is_what_would_have_been_written_over_the_scale(
                 else:
                     # A last bit of the rotation may decide a rounding: a step of e4m3, an eighth of the value.
                     torch.testing.assert_close(flat[slot], wanted_rows[slot], atol=2**-9, rtol=0.126)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("num_kv_heads", "head_dim", "rotary_dim"), [(3, 64, 64), (2, 80, 32)])
+def test_heads_of_an_int8_cache_are_quantised_by_themselves(
+    num_kv_heads: int, head_dim: int, rotary_dim: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    q, k, v, positions, slots = _inputs(9, 9, num_kv_heads, head_dim, 8, dtype)
+    v[0] *= 1000.0
+    v[1], v[2, 0, 3], k[3, 0, head_dim - 1] = 0.0, float("inf"), float("nan")
+    tensors = [tensor.to(device) for tensor in (q, k, v, _table(rotary_dim), positions)]
+    slots = slots.to(device)
+    full = [cache.to(device) for cache in _poisoned_caches(8, num_kv_heads, head_dim, dtype)]
+    wanted = gpu.rope_and_kv_write(*tensors, *full, slots)
+    for function in (gpu.rope_and_kv_write, reference.rope_and_kv_write):
+        caches = [torch.full(full[0].shape, 7, dtype=torch.int8, device=device) for _ in range(2)]
+        scales = [torch.full(full[0].shape[:3], 7.0, device=device) for _ in range(2)]
+        got = function(*tensors, *caches, slots, k_scale=scales[0], v_scale=scales[1])
+        assert_near(got, wanted, 2 * ELEMENTWISE_TOLERANCE[dtype])
+        for cache, scale, exact in zip(caches, scales, full, strict=True):
+            values, of_heads = quantize_per_token(exact, torch.int8)
+            for slot in range(len(scale.flatten(0, 1))):
+                found, wanted_row = cache.flatten(0, 1)[slot], values.flatten(0, 1)[slot]
+                found_scale, wanted_scale = scale.flatten(0, 1)[slot], of_heads.flatten(0, 1)[slot]
+                if slot not in slots.tolist():
+                    assert bool((found == 7).all()) and bool((found_scale == 7.0).all())
+                    continue
+                finite = wanted_scale.isfinite()
+                read = (found * found_scale[:, None])[~finite]
+                assert not bool(read.isfinite().any())  # whoever reads it is told
+                # A last bit of the reference's rotation may decide a rounding.
+                step = 0 if function is gpu.rope_and_kv_write else 1
+                difference = found[finite].int() - wanted_row[finite].int()
+                assert bool((difference.abs() <= step).all())
+                torch.testing.assert_close(found_scale[finite], wanted_scale[finite], atol=0, rtol=step * 2**-7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -168,6 +215,16 @@ def test_reference_equals_hugging_face(with_norm: bool) -> None:
     assert_near(k_cache.view(-1, 2, 64)[slots[written]], hf_k[0].transpose(0, 1)[written], 1e-6 * 10)
 
 
+def test_reference_rotates_adjacent_pairs_as_hugging_face_does() -> None:
+    q, k, v, positions, slots = _inputs(8, 6, 2, 64, 16, torch.float32)
+    table = _table(32)
+    cos, sin = (half.repeat(1, 2)[None] for half in table[positions].chunk(2, dim=1))
+    hf_q, _ = apply_rotary_to_adjacent_pairs(q.transpose(0, 1)[None], k.transpose(0, 1)[None], cos, sin)
+    caches = _poisoned_caches(16, 2, 64, torch.float32)
+    rotated = reference.rope_and_kv_write(q, k, v, table, positions, *caches, slots, adjacent_pairs=True)
+    assert_near(rotated, hf_q[0].transpose(0, 1), 1e-6 * 10)
+
+
 def test_launcher_refuses_with_words() -> None:
     q, k, v, positions, slots = _inputs(4, 2, 1, 32, 8, torch.float32)
     caches = _poisoned_caches(8, 1, 32, torch.float32)
@@ -179,6 +236,10 @@ def test_launcher_refuses_with_words() -> None:
         gpu.rope_and_kv_write(q, k, v, _table(32), positions, *caches, slots, torch.randn(32))
     with pytest.raises(ValueError, match=r"are for a cache of torch\.float8_e4m3fn"):
         gpu.rope_and_kv_write(q, k, v, _table(32), positions, *caches, slots, k_scale=2.0)
+    with pytest.raises(ValueError, match=r"k_scale of a cache of torch\.int8 must be a tensor"):
+        gpu.rope_and_kv_write(q, k, v, _table(32), positions, *(cache.to(torch.int8) for cache in caches), slots)
+    with pytest.raises(ValueError, match=r"k_scale of a cache of torch\.float32 must be a number"):
+        gpu.rope_and_kv_write(q, k, v, _table(32), positions, *caches, slots, k_scale=torch.ones(1))
     with pytest.raises(ValueError, match="must be positive"):
         float8 = tuple(cache.to(torch.float8_e4m3fn) for cache in caches)
         gpu.rope_and_kv_write(q, k, v, _table(32), positions, *float8, slots, k_scale=0.0)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 NAMES = [
     *("llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"),
-    *("phi3-partial-window", "granite-biases", "qwen3-moe"),
+    *("phi3-partial-window", "granite-biases", "qwen3-moe", "olmo2", "gemma2", "gpt2", "cohere", "gpt-oss"),
 ]
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16
@@ -236,7 +236,7 @@ def test_transformers_code_has_no_stages(tmp_path: Path) -> None:
     from transformers_checkpoints import CONFIGS  # which rank processes need not import
 
     folder = write_checkpoint(tmp_path, CONFIGS["gpt2"], 1).folder
-    config = EngineConfig(gpt_model_path=str(folder), device="cpu", pipeline_parallel_size=2)
+    config = EngineConfig(gpt_model_path=str(folder), device="cpu", model_impl="transformers", pipeline_parallel_size=2)
     with pytest.raises(ConfigurationError, match="pipeline_parallel_size is 2, but transformers' modelling code"):
         ModelRunner.load(config, SingleRank())
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from awq_checkpoints import write_awq_checkpoint
-from fp8_checkpoints import write_fp8_checkpoint
+from fp8_checkpoints import BLOCK_CONFIG, write_fp8_checkpoint
 from model_driver import Driver, Work
 from rank_processes import PipeGroup, run_on_two_ranks
 from tiny_checkpoints import make_checkpoint, make_prompt
@@ -33,7 +33,8 @@ pytestmark = pytest.mark.slow
 
 NAMES = [
     *("llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"),
-    *("phi3-partial-window", "granite-biases", "qwen3-moe", "mixtral-window"),
+    *("phi3-partial-window", "granite-biases", "qwen3-moe", "mixtral-window", "qwen2-moe", "glm4-moe"),
+    *("gemma3", "cohere2", "phi", "gpt-neox", "gpt2", "opt", "glm4", "gpt-oss"),
 ]
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16
@@ -99,10 +100,10 @@ def generate(rank_group: PipeGroup, cases: list[tuple[Path, list[list[int]]]]) -
     return outputs
 
 
-def round_keys(rank_group: RankGroup, folder: Path) -> tuple[list[int], list[float], int]:
-    """With a KV cache in fp8, on as many ranks as there are: tokens and log probabilities of a prompt in chunks, and
+def round_keys(rank_group: RankGroup, folder: Path, kv_cache_dtype: str) -> tuple[list[int], list[float], int]:
+    """With a KV cache of 8 bits, on as many ranks as there are: tokens and log probabilities of a prompt in chunks, and
     the bytes of a rank's keys of a block in the first layer."""
-    options = config(folder, deterministic=True, kv_cache_dtype="fp8")
+    options = config(folder, deterministic=True, kv_cache_dtype=kv_cache_dtype)
     runner = ModelRunner.load(replace(options, tensor_parallel_size=rank_group.size), rank_group)
     work = Work(prompt=make_prompt(21), max_tokens=NUM_TOKENS, chunk=9, log_probs=True)
     Driver(runner).run([work])
@@ -135,7 +136,7 @@ def run_all(
     return {
         "collectives": use_collectives(rank_group, temporary),
         "outputs": generate(rank_group, cases),
-        "fp8": round_keys(rank_group, cases[0][0]),
+        "rounded": {each: round_keys(rank_group, cases[0][0], each) for each in ("fp8", "int8")},
         "num_blocks": count_blocks(rank_group, cases[0][0]),
         "refusal": refusal(rank_group, unsplittable),
     }
@@ -152,8 +153,9 @@ def expected(folder: Path) -> list[tuple[Path, list[tuple[list[int], list[int]]]
     checkpoints = [make_checkpoint(folder / name, name) for name in NAMES]
     checkpoints.append(write_awq_checkpoint(folder / "awq"))
     checkpoints.append(write_fp8_checkpoint(folder / "fp8", num_ranks=2))
-    # Tokens of static scales do not depend on the number of ranks.
+    # Tokens of static scales, and of those of blocks, do not depend on the number of ranks.
     checkpoints.append(write_fp8_checkpoint(folder / "static-fp8", static=True))
+    checkpoints.append(write_fp8_checkpoint(folder / "fp8-blocks", strategy="block", config=BLOCK_CONFIG))
     return [(c.folder, [c.prompt(length, NUM_TOKENS) for length in LENGTHS]) for c in checkpoints]
 
 
@@ -218,13 +220,16 @@ def test_two_ranks_give_the_same_tokens_as_transformers(
         assert answer["outputs"] == [[tokens for _, tokens in pairs] for _, pairs in expected]
 
 
-def test_ranks_store_their_heads_in_fp8(
-    answers: list[dict[str, Any]], expected: list[tuple[Path, list[tuple[list[int], list[int]]]]]
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_ranks_store_their_heads_in_8_bits(
+    kv_cache_dtype: str,
+    answers: list[dict[str, Any]],
+    expected: list[tuple[Path, list[tuple[list[int], list[int]]]]],
 ) -> None:
-    tokens, log_probs, num_bytes = round_keys(SingleRank(), expected[0][0])
+    tokens, log_probs, num_bytes = round_keys(SingleRank(), expected[0][0], kv_cache_dtype)
     for answer in answers:
-        found = answer["fp8"]
-        assert found == answers[0]["fp8"] and found[0] == tokens and 2 * found[2] == num_bytes
+        found = answer["rounded"][kv_cache_dtype]
+        assert found == answers[0]["rounded"][kv_cache_dtype] and found[0] == tokens and 2 * found[2] == num_bytes
         # Another order of sums may round a key to the next number.
         assert found[1] == pytest.approx(log_probs, abs=0.1)
 

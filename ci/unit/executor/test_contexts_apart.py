@@ -213,8 +213,10 @@ def test_a_context_that_ends_the_output_hands_nothing_over(first: Engine) -> Non
     assert output.context_phase_params is None and output.finish_reason.wire == "stop"
 
 
-def test_blocks_in_fp8_travel(key_file: str) -> None:
-    engines = [start(kv_transfer_key_file=key_file, kv_cache_dtype="fp8", deterministic=True) for _ in range(2)]
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_blocks_of_8_bits_travel(kv_cache_dtype: str, key_file: str) -> None:
+    options: dict[str, Any] = {"kv_cache_dtype": kv_cache_dtype, "deterministic": True}
+    engines = [start(kv_transfer_key_file=key_file, **options) for _ in range(2)]
     with engines[0].service, engines[1].service:
         wanted = alone(engines[1])
         found = go_on(engines[1], compute_context(engines[0]).context_phase_params)

@@ -28,7 +28,7 @@ from inflight.sampling_config import SamplingConfig
 pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 12
-FAMILIES = ["qwen3", "phi3", "granite", "llama-one-kv-head", "qwen3-moe"]
+FAMILIES = ["qwen3", "phi3", "granite", "llama-one-kv-head", "qwen3-moe", "gemma3", "cohere2", "olmo2"]
 
 
 class Case:

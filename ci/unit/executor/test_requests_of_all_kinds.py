@@ -113,11 +113,13 @@ def test_each_is_answered_as_it_is_alone(alone: dict[str, GenerationResult], cha
             assert_equal(result, alone[feature], feature)
 
 
-def test_so_is_each_with_keys_and_values_in_fp8() -> None:
-    """With `deterministic`, to the last bit: beside all others, in chunks, and on cached prompts."""
-    fp8 = {"kv_cache_dtype": "fp8", "deterministic": True, "dtype": "float32", "cpu_compile": "false"}
-    alone = answers_alone(**fp8)
-    with serve(max_num_tokens=24, enable_kv_cache_reuse=True, **fp8) as service:
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_so_is_each_with_keys_and_values_of_8_bits(kv_cache_dtype: str) -> None:
+    """To the last bit, in C++, and in torch where nothing can compile it: beside all others, in chunks, and on cached
+    prompts."""
+    rounded = {"kv_cache_dtype": kv_cache_dtype, "deterministic": True, "dtype": "float32", "cpu_compile": "auto"}
+    alone = answers_alone(**rounded)
+    with serve(max_num_tokens=24, enable_kv_cache_reuse=True, **rounded) as service:
         results = [(kind.feature, start(service, kind)) for kind in (*KINDS, *reversed(KINDS))]
         for feature, result in results:
             assert_equal(result, alone[feature], feature, is_exact=True)

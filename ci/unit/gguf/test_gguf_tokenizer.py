@@ -181,12 +181,21 @@ def test_pieces_are_joined_as_transformers_joins_them(has_prefix: bool, tmp_path
 
 def test_tokens_that_end_an_answer_are_those_that_the_file_names_and_those_of_turns(tmp_path: Path) -> None:
     tokenizer = original("gpt-2")
-    tokenizer.add_special_tokens(["<|im_end|>", "<|other|>"])
+    tokenizer.add_special_tokens(["<|im_end|>", "<end_of_turn>", "<|return|>", "<|other|>"])
     tokenizer.add_tokens(["<|eot_id|>"])  # a word, that a text may hold
     path = tmp_path / "x.gguf"
     write_tokenizer(path, tokenizer, "gpt2", "gpt-2", eos_token_id=5, eot_token_id=9)
-    ends = {tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|end|>")}
+    ends = {tokenizer.token_to_id(token) for token in ("<|im_end|>", "<end_of_turn>", "<|return|>", "<|end|>")}
     assert Vocabulary.of(GgufFile(path).metadata).end_ids == sorted({5, 9} | ends)
+
+
+def test_an_answer_of_gpt_oss_goes_on_after_its_first_message(tmp_path: Path) -> None:
+    tokenizer = original("gpt-2")
+    tokenizer.add_special_tokens(["<|return|>", "<|call|>"])
+    path = tmp_path / "x.gguf"
+    write_tokenizer(path, tokenizer, "gpt2", "gpt-2")
+    ends = [tokenizer.token_to_id(token) for token in ("<|return|>", "<|call|>")]
+    assert Vocabulary.of(GgufFile(path).metadata).end_ids == ends
 
 
 def test_a_beginning_is_added_where_the_model_learned_one(tmp_path: Path) -> None:

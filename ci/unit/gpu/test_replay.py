@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from fake_cuda.context import fake_cuda
 from fake_cuda.device import FakeDevice
 from fake_cuda.engine import ADAPTER_UID, BLOCK_SIZE, FakeEngine
 from fake_cuda.modes import MODES, Mode
-from fake_cuda.networks import FakeRanks
+from fake_cuda.networks import FAMILIES, FakeRanks
 from fake_cuda.trace import COLLECTIVE, Trace, differences
 
 import inflight_kernels
@@ -82,6 +83,13 @@ def test_the_number_of_rows_in_a_padded_batch_changes_nothing(engine: FakeEngine
     of_five, of_seven, of_eight = (decode(engine, MODES[name], num_rows, 100) for num_rows in (5, 7, 8))
     assert differences(of_five, of_seven) == set()
     assert differences(of_seven, of_eight) == set()
+
+
+@pytest.mark.parametrize("family", ["gemma 2", "olmo 2", "cohere 2", "gpt-2", "gpt-oss", "glm4 moe"])
+def test_nor_do_they_with_parts_that_llama_lacks(family: str, device: FakeDevice, tmp_path: Path) -> None:
+    engine = FakeEngine(device, tmp_path, FAMILIES[family], max_batch_size=8)
+    first, *others = (decode(engine, MODES["greedy"], *step) for step in ((5, 100), (7, 100), (8, 3000)))
+    assert [differences(first, other) for other in others] == [set()] * len(others)
 
 
 def collectives(trace: Trace) -> list[tuple[Any, ...]]:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fake_cuda.context import fake_cuda
 from fake_cuda.engine import BLOCK_SIZE, FakeEngine
 from fake_cuda.modes import MODES, Mode, steps_of, steps_of_draft_model
 from fake_cuda.networks import FAMILIES, LLAMA_8B
-from fp8_checkpoints import QUANTIZATION, STATIC_QUANTIZATION
+from fp8_checkpoints import BLOCK_QUANTIZATION, QUANTIZATION, STATIC_QUANTIZATION
 
 from inflight.request_limits import RequestLimits
 from inflight.runtime import warmup
@@ -105,12 +106,13 @@ def test_no_request_waits_for_the_compiler(options: dict[str, Any], tmp_path: Pa
 @pytest.mark.parametrize(
     ("quantization", "options"),
     [
-        (QUANTIZATION, {"stores_fp8": True}),
+        (QUANTIZATION, {"kv_dtype": torch.float8_e4m3fn}),
         (QUANTIZATION, {"with_options": True}),
         (STATIC_QUANTIZATION, {}),
+        (BLOCK_QUANTIZATION, {}),
         (AWQ, {}),
     ],
-    ids=["fp8, as the cache", "fp8 with adapters", "fp8 with static scales", "awq"],
+    ids=["fp8, as the cache", "fp8 with adapters", "fp8 with static scales", "fp8 by blocks", "awq"],
 )
 def test_nor_with_quantised_weights(quantization: dict[str, Any], options: dict[str, Any], tmp_path: Path) -> None:
     """Whose launches depend on the number of tokens, however many they are."""
@@ -122,21 +124,55 @@ def test_nor_with_quantised_weights(quantization: dict[str, Any], options: dict[
             engine.step(step_of([MODES["greedy"]], [length]))
         assert device.compiled - compiled == set()
     is_fused = quantization is not AWQ and "with_options" not in options
-    assert any("silu_and_mul_quantized_kernel" in key for key in compiled) == is_fused
+    assert any(key.startswith("activate_and_mul_") and "fp8e4nv" in key for key in compiled) == is_fused
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3 moe"])
-def test_nor_does_a_mixture_of_experts(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [
+        ("mixtral", None),
+        ("qwen3 moe", None),
+        ("qwen3 moe", BLOCK_QUANTIZATION),
+        ("qwen2 moe", None),
+        ("gpt-oss", None),
+    ],
+    ids=["mixtral", "qwen3 moe", "qwen3 moe in fp8", "qwen2 moe", "gpt-oss"],
+)
+def test_nor_does_a_mixture_of_experts(
+    family: str, quantization: dict[str, Any] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its launches depend on the number of tokens: alone, sorted by one program or by several, in tiles of any size."""
-    network = {**FAMILIES[family], "num_hidden_layers": 1}
+    network = {**FAMILIES[family], "quantization_config": quantization}
     monkeypatch.setattr(warmup._Steps, "samplings", lambda _: ())
+    assert "moe_down_kernel" in compiled_by_the_warm_up_alone(network, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [
+        ("gemma 2", "prefill_attention_kernel"),
+        ("olmo 2", "rms_norm_kernel"),
+        ("cohere 2", "layer_norm_kernel"),
+        ("gpt-2", "activate_kernel"),
+    ],
+)
+def test_nor_do_parts_that_llama_lacks(
+    family: str, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which kernels sample is the same for all."""
+    monkeypatch.setattr(warmup._Steps, "samplings", lambda _: ())
+    assert kernel in compiled_by_the_warm_up_alone(FAMILIES[family], tmp_path)
+
+
+def compiled_by_the_warm_up_alone(network: dict[str, Any], folder: Path) -> set[str]:
+    """Names of the kernels that a warm-up compiles. AssertionError if steps of any number of tokens need more."""
     with fake_cuda() as device:
-        engine = FakeEngine(device, tmp_path, network, max_batch_size=4, warms_up=True)
+        engine = FakeEngine(device, folder, network, max_batch_size=4, warms_up=True)
         compiled = set(device.compiled)
-        assert any("moe_down_kernel" in key for key in compiled)
         for length in (0, 3, 33, 65, 129, 300, 384, 700, 1030, 1700, 2050, 4000):
             engine.step(step_of([MODES["greedy"]] * 2, [length, 0]))
         assert device.compiled - compiled == set()
+    return {key.split()[0] for key in compiled}
 
 
 def test_nor_do_drafts_of_a_draft_model(tmp_path: Path) -> None:
@@ -151,7 +187,7 @@ def test_nor_do_drafts_of_a_draft_model(tmp_path: Path) -> None:
 
 def test_nor_do_requests_whose_keys_are_stored_in_fp8(tmp_path: Path) -> None:
     with fake_cuda() as device:
-        engine = FakeEngine(device, tmp_path, NETWORK, max_batch_size=8, warms_up=True, stores_fp8=True)
+        engine = FakeEngine(device, tmp_path, NETWORK, max_batch_size=8, warms_up=True, kv_dtype=torch.float8_e4m3fn)
         compiled = set(device.compiled)
         for lengths in ([0] * 8, [0] * 3, [4000], [17], [0, 0, 65, 300]):
             engine.step(step_of([MODES["greedy"]] * len(lengths), lengths))

@@ -33,6 +33,7 @@ from inflight.executor.postprocess import workers
 from inflight.executor.wire import messages
 from inflight.guides import limits as guide_limits
 from inflight.metric_families import FAMILIES
+from inflight.models.families import FAMILIES as ARCHITECTURES
 from inflight.openai_options import SETTABLE
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters import adapter_library, peft_folder
@@ -50,6 +51,7 @@ README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "backend" / "ARCHITECTURE.md"
 CONFIGURATION = ROOT / "backend" / "CONFIGURATION.md"
 FEATURES = ROOT / "ci" / "FEATURES.md"
+MODELS = ROOT / "backend" / "inflight" / "models" / "README.md"
 MONITORING = ROOT / "backend" / "monitoring" / "README.md"
 TENSORS = ROOT / "backend" / "inflight" / "server" / "README.md"
 
@@ -175,6 +177,12 @@ def test_kernels_of_features_exist_and_are_compiled_for_gpus() -> None:
         for name in kind.kernels:
             family = getattr(inflight_kernels, name).__module__.split(".")[1]
             assert (ROOT / "ci" / "kernels" / family / "aot_cases.py").is_file(), name
+
+
+def test_every_native_architecture_is_in_the_table() -> None:
+    named = set(re.findall(r"`(\w+(?:ForCausalLM|LMHeadModel))`", text_of(MODELS).partition("## Native")[2]))
+    assert named == ARCHITECTURES.keys()
+    assert f"[{len(ARCHITECTURES)} architectures](" in text_of(ROOT / "docs" / "FEATURES.md")
 
 
 def test_every_metric_family_is_listed() -> None:

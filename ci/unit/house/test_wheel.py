@@ -3,6 +3,7 @@ tested in ci/L0_supervisor/test_wheels.py."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -45,9 +46,9 @@ def test_the_client_alone_is_part_of_the_engines_wheel() -> None:
 
 
 def copied_for_the_wheel() -> list[str]:
-    """What the Dockerfile's first stage copies from the repository."""
-    first, _, _ = (ROOT / "Dockerfile").read_text().split("FROM ", 1)[1].partition("FROM ")
-    return [path for line in first.splitlines() if line.startswith("COPY ") for path in line.split()[1:-1]]
+    """What the stage of the Dockerfile that builds it copies from the repository."""
+    stage, _, _ = (ROOT / "Dockerfile").read_text().split(" AS wheel\n", 1)[1].partition("FROM ")
+    return [path for line in stage.splitlines() if line.startswith("COPY ") for path in line.split()[1:-1]]
 
 
 def files_of(place: Path, name: str) -> Iterator[str]:
@@ -71,11 +72,16 @@ def test_the_images_wheel_has_every_file_and_no_other(tmp_path: Path) -> None:
     tuned = source / "kernels" / "inflight_kernels" / "tuned"
     tuned.mkdir(exist_ok=True)
     (tuned / "any_device.json").write_text("{}")
+    (tmp_path / "program.so").touch()
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=400, check=False)
+    environment = {**os.environ, "INFLIGHT_LIBRARIES": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=source, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
     assert done.returncode == 0, done.stderr
     (wheel,) = built.iterdir()
     expected = [each for path, name in PLACES.items() for each in files_of(source / path, name)]
+    expected.append("inflight_kernels/cpu/libraries/program.so")
     with zipfile.ZipFile(wheel) as packed:
         names = packed.namelist()
         assert sorted(each for each in names if ".dist-info/" not in each) == sorted(expected)

@@ -10,80 +10,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from hub_fetcher import FILES, NAME, WEIGHTS, Fetcher, files_of
 from loopback_hub import Fault, LoopbackHub
 
 from inflight.errors import ConfigurationError
 from inflight.hub.cache import ModelCache
-from inflight.hub.client import MAX_LISTING_BYTES, Hub
-from inflight.hub.fetch import fetch
+from inflight.hub.client import MAX_LISTING_BYTES
 from inflight.hub.model_name import ModelName
-
-NAME = "org/model"
-WEIGHTS = hashlib.shake_128(b"weights").digest(300_000)
-FILES = {
-    "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
-    "generation_config.json": b"{}",
-    "special_tokens_map.json": b"{}",
-    "tokenizer.json": b'{"model": {}}',
-    "chat_template.jinja": b"{{ messages }}",
-    "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
-    "model.safetensors": WEIGHTS,
-}
-UNREAD = {
-    "README.md": b"# A model",
-    "pytorch_model.bin": WEIGHTS,
-    "modeling_own.py": b"import os",
-    "vocabulary.py": b"import os",
-    "original/params.json": b"{}",
-    "consolidated.safetensors": WEIGHTS,
-}
-
-
-@pytest.fixture
-def hub() -> Iterator[LoopbackHub]:
-    with LoopbackHub() as running:
-        running.publish(NAME, FILES | UNREAD)
-        yield running
-
-
-class Fetcher:
-    """Fetches to a cache of its own, without waiting between attempts."""
-
-    def __init__(self, hub: LoopbackHub, cache: Path) -> None:
-        self.hub = hub
-        self.cache = cache
-        self.told: list[str] = []
-        self.checked: list[list[str]] = []
-        """What was there when the check was asked."""
-
-    def fetch(self, name: str = NAME, check: Callable[[Path], None] | None = None, **options: Any) -> Path:
-        model = ModelName.parse(name)
-        assert model is not None
-        usual: dict[str, Any] = {"endpoint": self.hub.endpoint, "cache": self.cache, "patience": 0.0, "timeout": 5.0}
-        return fetch(model, Hub(**usual | options), check or self.check, self.told.append)
-
-    def check(self, folder: Path) -> None:
-        self.checked.append(sorted(path.name for path in folder.iterdir()))
-
-    def refusal(self, name: str = NAME, **options: Any) -> str:
-        with pytest.raises(ConfigurationError) as caught:
-            self.fetch(name, **options)
-        assert "\n" not in str(caught.value)
-        return str(caught.value).replace(self.hub.endpoint, "HUB")
-
-
-@pytest.fixture
-def fetcher(hub: LoopbackHub, tmp_path: Path) -> Fetcher:
-    return Fetcher(hub, tmp_path / "cache")
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def sharded(*shards: str) -> dict[str, bytes]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gguf_files import Q8_0, write_model
 from loopback_hub import LoopbackHub
 
 from inflight.config import EngineConfig
@@ -15,6 +16,8 @@ from inflight.executor.executor import resolve_config
 from inflight.hub import local_checkpoint as module
 from inflight.hub.client import Hub
 from inflight.hub.local_checkpoint import check_config, local_checkpoint, with_local_checkpoint
+from inflight.hub.model_name import shown_name
+from inflight.models.config import ModelConfig
 from inflight.supervisor.options import ServeOptions
 from inflight.supervisor.plan import write_repository
 
@@ -52,6 +55,28 @@ def test_a_name_is_fetched_for_the_command_line_for_config_pbtxt_and_for_program
     }
     assert resolve_config(NAME, None).gpt_model_path == str(folder)
     assert resolve_config(None, EngineConfig(gpt_model_path=NAME)).gpt_model_path == str(folder)
+
+
+def test_a_gguf_file_that_is_named_is_fetched_and_a_folder_is_made_of_it(
+    hub: LoopbackHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inflight.gguf.folder.cache_folder", lambda _: tmp_path / "made")
+    (tmp_path / "made").mkdir()
+    file = write_model(tmp_path, "llama", Q8_0).file
+    name = "org/quantised:Q8_0"
+    hub.publish("org/quantised", {"llama-Q8_0.gguf": file.read_bytes(), "llama-F16.gguf": b""})
+    folder = with_local_checkpoint({"gpt_model_path": name}, tmp_path)["gpt_model_path"]
+    assert shown_name(folder) == "llama-Q8_0" and ModelConfig.load(folder).weight_format.quantized == "gguf"
+    assert Path(folder, "model.gguf").read_bytes() == file.read_bytes()
+    config = resolve_config(None, EngineConfig.from_parameters({"gpt_model_path": name}))
+    assert config.gpt_model_path == config.tokenizer_dir == folder
+    parameters = {"tokenizer_dir": str(CHECKPOINT)}
+    options = ServeOptions(checkpoint=module.find_name(name), parameters=parameters)
+    before = write_repository(options, tmp_path / "before", print)
+    assert Path(before.fetched[name]).read_bytes() == file.read_bytes()
+    hub.close()
+    after = write_repository(options, tmp_path / "after", print, pinned=before.fetched)
+    assert before.config is not None and after.config == before.config
 
 
 def test_ranks_that_others_start_are_told_a_folder(hub: LoopbackHub, tmp_path: Path) -> None:

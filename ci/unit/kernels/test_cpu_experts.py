@@ -5,7 +5,9 @@ Run: pytest ci/unit/kernels/test_cpu_experts.py
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,8 +15,12 @@ from compiled_network import IN_ORDER_OF_FMA, INSTRUCTIONS, force, needs_compile
 from torch import Tensor
 
 import inflight_kernels
-from inflight_kernels.cpu import Instruction, Program, Variant, WeightPacker, load_library, record
+from inflight_kernels import Code, CodedWeight, join_halves
+from inflight_kernels.activation.kinds import Activation
+from inflight_kernels.cpu import Instruction, Program, Unsupported, Variant, WeightPacker, load_library, record
 from inflight_kernels.cpu.variants import AVX2
+from inflight_kernels.moe import ExpertWeights
+from inflight_kernels.moe.routing import GroupScore, Routing, Scores
 
 pytestmark = [pytest.mark.slow, needs_compiler]
 
@@ -26,31 +32,79 @@ class Mixture:
     """A router and experts of random weights."""
 
     num_experts: int
-    num_chosen: int
+    routing: Routing
     inner_size: int
-    renormalize: bool
+    has_choice_bias: bool = False
+    has_biases: bool = False
+    """Of the router and of the experts."""
+    activation: Activation = Activation.SILU
 
-    def weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    def parts(self, dtype: torch.dtype) -> Parts:
         generator = torch.Generator().manual_seed(self.num_experts)
 
         def random(*sizes: int) -> Tensor:
             return (0.2 * torch.randn(sizes, generator=generator)).to(dtype)
 
         experts, inner = self.num_experts, self.inner_size
-        return random(experts, SIZE), random(experts, 2 * inner, SIZE), random(experts, SIZE, inner)
-
-    def compute(self, x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        logits = inflight_kernels.linear(x, router)
-        chosen = inflight_kernels.route_experts(logits, self.num_chosen, self.renormalize)
-        return inflight_kernels.fused_moe(x, *chosen, gate_up, down)
+        router, gate_up, down = random(experts, SIZE), random(experts, 2 * inner, SIZE), random(experts, SIZE, inner)
+        parts = Parts(self, router, gate_up, down)
+        if self.has_choice_bias:
+            parts = parts._replace(choice_bias=random(experts).float())
+        if self.has_biases:
+            biases = random(experts), random(experts, 2 * inner), random(experts, SIZE)
+            parts = parts._replace(router_bias=biases[0], gate_up_bias=10 * biases[1], down_bias=biases[2])
+        return parts
 
     def compiled(self, dtype: torch.dtype) -> Program:
-        library, weights = load_library(dtype), self.weights(dtype)
-        recording = record(lambda x, _: self.compute(x, *weights), SIZE, dtype)
-        return Program(library, recording, WeightPacker(library, [recording]))
+        return compiled(self.parts(dtype).compute, dtype)
 
 
-MIXTURES = [Mixture(8, 2, 96, True), Mixture(37, 6, 50, False), Mixture(3, 3, 32, True), Mixture(128, 8, 20, True)]
+class Parts(NamedTuple):
+    """Of a mixture, in one type."""
+
+    mixture: Mixture
+    router: Tensor
+    gate_up: ExpertWeights
+    down: ExpertWeights
+    choice_bias: Tensor | None = None
+    router_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    def compute(self, x: Tensor) -> Tensor:
+        logits = inflight_kernels.linear(x, self.router, self.router_bias)
+        return inflight_kernels.fused_moe(
+            x,
+            *inflight_kernels.route_experts(logits, self.mixture.routing, self.choice_bias),
+            self.gate_up,
+            self.down,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias,
+            activation=self.mixture.activation,
+        )
+
+
+def compiled(network: Callable[[Tensor], Tensor], dtype: torch.dtype, size: int = SIZE) -> Program:
+    library = load_library(dtype)
+    recording = record(lambda x, _: network(x), size, dtype)
+    return Program(library, recording, WeightPacker(library, [recording]))
+
+
+GROUPS = {"num_groups": 4, "num_chosen_groups": 2}
+SIGMOID = {"scores": Scores.SIGMOID, "scale": 2.5}
+MIXTURES = [
+    Mixture(8, Routing(num_chosen=2), 96),
+    Mixture(37, Routing(num_chosen=6, renormalize=False), 50),
+    Mixture(3, Routing(num_chosen=3), 32),
+    Mixture(128, Routing(num_chosen=8), 20),
+    Mixture(40, Routing(num_chosen=3, renormalize=False, scale=2.5, **GROUPS), 32),
+    Mixture(20, Routing(num_chosen=4), 32, has_choice_bias=True),
+    Mixture(19, Routing(num_chosen=4, renormalize=False, **SIGMOID), 32),
+    Mixture(7, Routing(num_chosen=2), 50, has_biases=True),
+    Mixture(6, Routing(num_chosen=2), 52, has_biases=True, activation=Activation.CLAMPED_SWIGLU),
+    Mixture(9, Routing(num_chosen=2), 36, activation=Activation.GELU_TANH),
+    Mixture(24, Routing(num_chosen=4, group_score=GroupScore.TOP2_SUM, **SIGMOID, **GROUPS), 32, has_choice_bias=True),
+]
 COUNTS = (1, 2, 17, 33, 150)
 
 
@@ -61,11 +115,11 @@ def inputs(num_tokens: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("mixture", MIXTURES, ids=str)
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)])
 def test_experts_are_those_of_the_reference(mixture: Mixture, dtype: torch.dtype, most: float) -> None:
-    compiled, weights = mixture.compiled(dtype), mixture.weights(dtype)
+    program, parts = mixture.compiled(dtype), mixture.parts(dtype)
     for num_tokens in COUNTS:
         x = inputs(num_tokens, dtype)
-        expected = mixture.compute(x, *weights).float()
-        assert (compiled(x).float() - expected).norm() < most * expected.norm()
+        expected = parts.compute(x).float()
+        assert (program(x).float() - expected).norm() < most * expected.norm()
 
 
 @pytest.mark.parametrize(
@@ -81,41 +135,84 @@ def test_a_token_has_the_same_bits_in_any_batch(
     dtype: torch.dtype, variant: Variant | None, instruction: Instruction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     force(monkeypatch, instruction, variant)
-    compiled, x = MIXTURES[0].compiled(dtype), inputs(max(COUNTS), dtype)
-    expected = compiled(x)
+    program, x = MIXTURES[-3].compiled(dtype), inputs(max(COUNTS), dtype)
+    expected = program(x)
     for num_tokens in COUNTS:
-        assert torch.equal(compiled(x[:num_tokens]), expected[:num_tokens])
+        assert torch.equal(program(x[:num_tokens]), expected[:num_tokens])
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert torch.equal(compiled(x[order]), expected[order])
+    assert torch.equal(program(x[order]), expected[order])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_all_variants_give_the_same_bits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mixture", MIXTURES[-3:], ids=str)
+def test_all_variants_give_the_same_bits(mixture: Mixture, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, x = [], inputs(50, dtype)
     for of_dtype, variant, instruction in IN_ORDER_OF_FMA:
         if of_dtype == dtype:
             force(monkeypatch, instruction, variant)
-            answers.append(MIXTURES[1].compiled(dtype)(x))
+            answers.append(mixture.compiled(dtype)(x))
     assert all(torch.equal(answer, answers[0]) for answer in answers)
 
 
-def test_what_is_no_number_stays_with_its_token() -> None:
-    compiled, x = MIXTURES[0].compiled(torch.float32), inputs(40, torch.float32)
-    expected, spoiled = compiled(x), x.clone()
+@pytest.mark.parametrize("mixture", [MIXTURES[0], MIXTURES[-3]], ids=str)
+def test_what_is_no_number_stays_with_its_token(mixture: Mixture) -> None:
+    program, x = mixture.compiled(torch.float32), inputs(40, torch.float32)
+    expected, spoiled = program(x), x.clone()
     spoiled[11] = torch.nan
-    found = compiled(spoiled)
+    found = program(spoiled)
     others = torch.arange(40) != 11
     assert torch.equal(found[others], expected[others])
     assert found[11].isnan().all()
 
 
 def test_among_equals_the_lower_expert_is_chosen() -> None:
-    mixture, x = Mixture(5, 2, 32, True), inputs(3, torch.float32)
-    router, gate_up, down = mixture.weights(torch.float32)
-    router = torch.zeros_like(router)
-    expected = mixture.compute(x, router, gate_up, down)
-    library = load_library(torch.float32)
-    recording = record(lambda x, _: mixture.compute(x, router, gate_up, down), SIZE, torch.float32)
-    found = Program(library, recording, WeightPacker(library, [recording]))(x)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    parts, x = Mixture(5, Routing(num_chosen=2), 32).parts(torch.float32), inputs(3, torch.float32)
+    parts = parts._replace(router=torch.zeros_like(parts.router))
+    expected = parts.compute(x)
+    torch.testing.assert_close(compiled(parts.compute, torch.float32)(x), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("code", Code, ids=lambda code: code.value)
+def test_codes_of_experts_have_biases_and_activations_too(code: Code) -> None:
+    """Those of gpt-oss are FP4 in groups of 32."""
+    mixture = Mixture(6, Routing(num_chosen=2), 64, has_biases=True, activation=Activation.CLAMPED_SWIGLU)
+    generator = torch.Generator().manual_seed(3)
+
+    def codes(*shape: int) -> CodedWeight:
+        values = torch.randint(0, 2**code.bits, shape, generator=generator, dtype=torch.uint8)
+        if code is Code.FP8:
+            values[(values & 0x7F) == 0x7F] = 0  # is no number
+        largest = code.numbers().nan_to_num().abs().max()
+        scales = (torch.rand(*shape[:-1], shape[-1] // 32, generator=generator) / largest).bfloat16()
+        return CodedWeight(code, values if code.bits == 8 else join_halves(values), scales, None, 32)
+
+    parts = mixture.parts(torch.float32)._replace(gate_up=codes(6, 128, SIZE), down=codes(6, SIZE, 64))
+    x = inputs(40, torch.float32)
+    expected = parts.compute(x)
+    program = compiled(parts.compute, torch.float32)
+    found = program(x)
+    # NF4's levels are rounded in C++ only where the activations have 16 bits.
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert torch.equal(program(x[:1]), found[:1])
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-6), (torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
+@pytest.mark.parametrize("gate_size", [1, SIZE])
+def test_what_shared_experts_compute_is_gated_and_added(gate_size: int, dtype: torch.dtype, most: float) -> None:
+    generator = torch.Generator().manual_seed(gate_size)
+    gate = (0.3 * torch.randn(gate_size, SIZE, generator=generator)).to(dtype)
+
+    def network(x: Tensor) -> Tensor:
+        return x + inflight_kernels.sigmoid_mul(x, inflight_kernels.linear(x, gate))
+
+    x = inputs(33, dtype)
+    expected, program = network(x), compiled(network, dtype)
+    found = program(x)
+    torch.testing.assert_close(found, expected, rtol=most, atol=most)
+    assert torch.equal(program(x[7:8]), found[7:8])
+
+
+def test_a_gate_of_other_columns_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="a gate has 2 columns, and what it multiplies 64"):
+        record(lambda x, _: inflight_kernels.sigmoid_mul(x, x[:, :2]), SIZE, torch.float32)

@@ -15,6 +15,7 @@ from thread_ranks import ThreadCollectives
 from torch import Tensor
 
 import inflight_kernels
+from inflight_kernels import Activation
 from inflight_kernels.cpu import Batch, Program, Recording, Unsupported, WeightPacker, fusions, load_library
 from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.draft import Draft
@@ -86,16 +87,21 @@ def kinds(recording: Recording) -> list[str]:
     return [operation.kind.__name__ for operation in recording.operations]
 
 
-def activate(x: Tensor, batch: Batch) -> Tensor:
+def activate(x: Tensor, batch: Batch, activation: Activation = Activation.SILU) -> Tensor:
     """Another layer with the same input stands between."""
     gate_up = linear(x, 2 * 90)
     linear(x)
-    return linear(inflight_kernels.silu_and_mul(gate_up))
+    return linear(inflight_kernels.activate_and_mul(gate_up, activation))
 
 
-def test_a_linear_layer_computes_silu_and_mul_of_its_result() -> None:
-    recording = plain(activate)
-    assert kinds(recording) == ["Linear", "Linear", "SiluAndMul", "Linear"]
+def activate_without_gate(x: Tensor, batch: Batch) -> Tensor:
+    return linear(inflight_kernels.activate(linear(x, 90), Activation.GELU))
+
+
+@pytest.mark.parametrize("which", [Activation.SILU, Activation.GELU_TANH])
+def test_a_linear_layer_computes_activate_and_mul_of_its_result(which: Activation) -> None:
+    recording = plain(lambda x, batch: activate(x, batch, which))
+    assert kinds(recording) == ["Linear", "Linear", "ActivateAndMul", "Linear"]
     joined = apply(fusions.join_activation, recording)
     assert kinds(joined) == ["GatedLinear", "Linear", "Linear"]
     layer, activation, gated = recording.operations[0], recording.operations[2], joined.operations[0]
@@ -108,20 +114,21 @@ def test_a_linear_layer_computes_silu_and_mul_of_its_result() -> None:
         "bias": Bias(bias.constant, gated=True),
         "num_outputs": 96,
         "num_deltas": 90,
+        "activation": which,
     }
 
 
 def activate_and_read(read: Network) -> Network:
     def network(x: Tensor, batch: Batch) -> Tensor:
         gate_up = linear(x, 2 * SIZE)
-        linear(inflight_kernels.silu_and_mul(gate_up))
+        linear(inflight_kernels.activate_and_mul(gate_up))
         return read(gate_up, batch)
 
     return network
 
 
 def activate_a_sum(x: Tensor, batch: Batch) -> Tensor:
-    return inflight_kernels.silu_and_mul(all_reduce(linear(x, 2 * SIZE)))
+    return inflight_kernels.activate_and_mul(all_reduce(linear(x, 2 * SIZE)))
 
 
 @pytest.mark.parametrize(
@@ -129,12 +136,13 @@ def activate_a_sum(x: Tensor, batch: Batch) -> Tensor:
     [
         activate_and_read(lambda gate_up, _: linear(gate_up)),
         activate_and_read(lambda gate_up, _: gate_up),
-        lambda x, _: inflight_kernels.silu_and_mul(linear(x, 3 * SIZE)[:, : 2 * SIZE]),
-        lambda x, _: inflight_kernels.silu_and_mul(norm(x)),
-        lambda x, _: inflight_kernels.silu_and_mul(x),
+        lambda x, _: inflight_kernels.activate_and_mul(linear(x, 3 * SIZE)[:, : 2 * SIZE]),
+        lambda x, _: inflight_kernels.activate_and_mul(norm(x)),
+        lambda x, _: inflight_kernels.activate_and_mul(x),
         activate_a_sum,
+        activate_without_gate,
     ],
-    ids=["read again", "the result", "a part", "of a norm", "of the input", "changed before"],
+    ids=["read again", "the result", "a part", "of a norm", "of the input", "changed before", "without a gate"],
 )
 def test_an_activation_of_anything_else_is_by_itself(network: Network) -> None:
     recording = plain(network)
@@ -194,8 +202,9 @@ def test_a_layer_adds_the_deltas_of_one_adapter() -> None:
     assert kinds(joined) == ["Lora", "Linear", "Lora", "AddDelta"]
 
 
-def test_zeros_behind_an_activation_are_read() -> None:
-    recording = plain(activate)
+@pytest.mark.parametrize("network", [activate, activate_without_gate])
+def test_zeros_behind_an_activation_are_read(network: Network) -> None:
+    recording = plain(network)
     *_, layer = apply(fusions.read_padding, recording).operations
     before = recording.operations[-1].weight("weight")
     assert before.num_inputs == 90
@@ -207,10 +216,11 @@ def test_zeros_behind_an_activation_are_read() -> None:
     [
         lambda x, _: linear(x[:, :40]),
         lambda x, _: linear(linear(x, 90)),
-        lambda x, _: linear(inflight_kernels.silu_and_mul(linear(x, 2 * SIZE))[:, :40]),
-        lambda x, _: linear(inflight_kernels.silu_and_mul(linear(x, 2 * 90))[:, 6:]),
+        lambda x, _: linear(inflight_kernels.activate_and_mul(linear(x, 2 * SIZE))[:, :40]),
+        lambda x, _: linear(inflight_kernels.activate_and_mul(linear(x, 2 * 90))[:, 6:]),
+        lambda x, _: linear(inflight_kernels.activate(linear(x), Activation.RELU)[:, :40]),
     ],
-    ids=["of the input", "of a layer", "not all of it", "not from its start"],
+    ids=["of the input", "of a layer", "not all of it", "not from its start", "not all of it, without a gate"],
 )
 def test_other_numbers_of_inputs_stay_as_they_are(network: Network) -> None:
     recording = plain(network)
@@ -274,6 +284,7 @@ def sum_two_parts(x: Tensor, _: Batch) -> Tensor:
         sum_and_read(lambda part, normed, total: (linear(normed), total)[1]),
         sum_and_read(lambda part, normed, total: all_reduce(normed)),
         lambda x, _: norm(all_reduce(linear(x))),
+        lambda x, _: inflight_kernels.layer_norm(all_reduce(linear(x)), constant(SIZE), constant(SIZE), 1e-6, x)[0],
         lambda x, _: add_and_norm(all_reduce(x), norm(x))[0],
         lambda x, _: add_and_norm(all_reduce(linear(x, 2 * SIZE))[:, :SIZE], x)[0],
         lambda x, _: add_and_norm(linear(x), x)[0],
@@ -288,6 +299,7 @@ def sum_two_parts(x: Tensor, _: Batch) -> Tensor:
         "both are needed",
         "the norm is changed",
         "no residual",
+        "a norm around the mean",
         "of the input",
         "a part",
         "no sum",
@@ -299,9 +311,9 @@ def test_other_sums_and_norms_are_by_themselves(network: Network) -> None:
     assert apply(fusions.join_sum, recording) == recording
 
 
-def adapted_mlp(x: Tensor, batch: Batch) -> Tensor:
+def adapted_mlp(x: Tensor, batch: Batch, activation: Activation = Activation.SILU) -> Tensor:
     gate_up = adapt(linear(x, 2 * 90), x, batch)
-    return linear(inflight_kernels.silu_and_mul(gate_up))
+    return linear(inflight_kernels.activate_and_mul(gate_up, activation))
 
 
 def test_rules_work_together() -> None:
@@ -323,12 +335,14 @@ def programs(recording: Recording) -> list[Program]:
 @pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("num_tokens", [1, 40])
+@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_joined_operations_give_the_same_bits(dtype: torch.dtype, num_tokens: int) -> None:
+def test_joined_operations_give_the_same_bits(dtype: torch.dtype, activation: Activation, num_tokens: int) -> None:
     x = constant(num_tokens, SIZE, dtype=dtype)
     adapters = torch.arange(num_tokens, dtype=torch.int32) % 3 - 1
     batch = replace(Batch.meta(num_tokens, 0), adapters_T=adapters)
-    by_themselves, joined = (program(x, batch) for program in programs(plain(adapted_mlp, dtype)))
+    recording = plain(lambda x, batch: adapted_mlp(x, batch, activation), dtype)
+    by_themselves, joined = (program(x, batch) for program in programs(recording))
     assert torch.equal(by_themselves, joined)
     assert joined.isfinite().all() and joined.any(1).all()
 
@@ -362,3 +376,27 @@ def test_sums_over_ranks_give_the_same_bits_with_their_norms(
     (by_themselves, joined), others = threads.run(compute)
     assert torch.equal(by_themselves, joined)
     assert torch.equal(joined, others[1]) and joined.isfinite().all()
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_a_norm_around_the_mean_of_a_sum_over_ranks_is_that_of_one_rank(
+    threads: ThreadCollectives, num_tokens: int
+) -> None:
+    x, weights = constant(num_tokens, SIZE), [constant(SIZE, SIZE + rank)[:, :SIZE].contiguous() for rank in range(2)]
+
+    def layer_norm(total: Tensor, x: Tensor) -> Tensor:
+        normed = inflight_kernels.layer_norm(total, constant(SIZE), constant(SIZE), 1e-6, x)
+        return normed[0] + normed[1]
+
+    def compute(rank: int) -> Sequence[Tensor]:
+        def network(x: Tensor, _: Batch) -> Tensor:
+            return layer_norm(threads.ranks[rank].all_reduce(inflight_kernels.linear(x, weights[rank].clone())), x)
+
+        return [program(x) for program in programs(plain(network))]
+
+    (by_themselves, joined), others = threads.run(compute)
+    assert torch.equal(by_themselves, joined) and torch.equal(joined, others[1])
+    exact = layer_norm(sum(x.float() @ weight.float().T for weight in weights).bfloat16(), x)  # type: ignore[union-attr]
+    assert (joined.float() - exact.float()).norm() < 2**-7 * exact.float().norm()

@@ -5,6 +5,7 @@ Run: pytest ci/unit/kernels/test_native_library.py
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ from inflight_kernels.cpu import (
     variants,
     variants_here,
 )
+from inflight_kernels.cpu.prebuilt import build, sources
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("two_threads")]
 
@@ -85,7 +87,13 @@ def test_the_second_time_nothing_is_compiled(checkpoint: TinyCheckpoint, cache: 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("variant", "dtype"), [(variant, dtype) for variant in VARIANTS for dtype in variant.dtypes], ids=str
+    ("variant", "dtype"),
+    [
+        *((variant, torch.bfloat16) for variant in VARIANTS),
+        (variants.AVX2, torch.float32),
+        (variants.AVX2, torch.float16),
+    ],
+    ids=str,
 )
 def test_the_compiler_has_nothing_to_say(variant: Variant, dtype: torch.dtype, tmp_path: Path) -> None:
     """Whatever this processor has."""
@@ -123,13 +131,36 @@ def test_a_network_that_is_not_supported_is_refused_only_if_compiling_was_asked_
 def test_a_missing_compiler_or_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "processor_flags", lambda: variants.AVX2.needs)
     monkeypatch.setenv("CXX", "no-such-compiler -pipe")
-    assert unsupported_reason() == "CXX names no program: no-such-compiler -pipe"
+    missing = "no library was built ahead for this processor, and "
+    assert unsupported_reason() == missing + "CXX names no program: no-such-compiler -pipe"
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
-    assert unsupported_reason() == "no C++ compiler was found; install g++"
+    assert unsupported_reason() == missing + "no C++ compiler was found; install g++"
+    with pytest.raises(LibraryUnavailable, match="no library was built ahead for this processor, and no C"):
+        load_library()
     for module in (variants, library):
         monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"avx2"}))
     assert unsupported_reason() == "this processor has no f16c, fma"
+    monkeypatch.setattr(library, "VARIANTS", ())
+    assert unsupported_reason() == f"there are no layers in C++ for {platform.machine()}"
+
+
+@pytest.mark.parametrize(
+    ("machine", "line", "expected"),
+    [
+        ("x86_64", "flags\t\t: fpu sse2 f16c fma avx2 avx_vnni", [variants.AVX2_VNNI, variants.AVX2]),
+        ("x86_64", "flags\t\t: fpu sse2 avx2", []),
+        ("aarch64", "Features\t: fp asimd evtstrm aes", [variants.NEON]),
+        ("aarch64", "Features\t: fp asimd atomics asimddp", [variants.NEON_DOTPROD, variants.NEON]),
+    ],
+)
+def test_a_processor_has_variants_of_its_architecture(
+    machine: str, line: str, expected: list[Variant], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
+    monkeypatch.setattr(variants, "_PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(variants, "VARIANTS", variants.OF_MACHINES[machine])
+    assert variants_here() == expected
 
 
 @needs_compiler
@@ -210,11 +241,81 @@ def test_a_damaged_library_is_made_anew_and_never_loaded(
     assert kept.read_bytes() == content
 
 
+@pytest.fixture
+def prebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The library that a wheel has for this machine and float32. The cache has one, too."""
+    [source] = [each for each in sources("here") if each.shown.endswith("float32")]
+    (tmp_path / "libraries").mkdir()
+    built = build(source, tmp_path / "libraries")
+    monkeypatch.setattr(library, "_PREBUILT", built.parent)
+    return built
+
+
+def remove_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+
+
+@needs_compiler
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_a_wheels_library_is_taken_and_nothing_compiled(
+    has_compiler: bool, prebuilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path / "cache"))
+    if not has_compiler:
+        remove_compiler(monkeypatch)
+    assert unsupported_reason() == ""
+    assert load_library(torch.float32).functions._name == str(prebuilt)
+    assert [*tmp_path.rglob("*.so")] == [prebuilt]
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", ["cut", "foreign"])
+def test_a_wheels_library_that_is_damaged_is_told_once_and_compiled(
+    damage: str, prebuilt: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = Path(load_collectives()._name) if damage == "foreign" else prebuilt
+    content = whole.read_bytes()[:-1]
+    prebuilt.write_bytes(content)
+    for _ in range(2):
+        loaded = load_library(torch.float32).functions._name
+        assert Path(loaded).parent == cache / "cpu"
+    assert caplog.text.count(f"{prebuilt} is damaged and is not loaded") == 1
+    assert prebuilt.read_bytes() == content
+    remove_compiler(monkeypatch)
+    reason = f"{prebuilt} is damaged, and no C++ compiler was found"
+    assert unsupported_reason().startswith(reason)
+    monkeypatch.setenv(variants.VARIABLE, variants_here()[0].name)  # else lower ones are missing, too
+    with pytest.raises(LibraryUnavailable, match=re.escape(reason)):
+        load_library(torch.float32)
+
+
+@needs_compiler
+def test_what_is_measured_of_a_wheels_library_is_kept_in_the_cache_if_there_can_be_one(
+    prebuilt: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = library.program_options(variants_here()[0], torch.float32)
+    loaded, kept = library._load("program", library._PROGRAM, options)
+    assert (loaded._name, kept) == (str(prebuilt), cache / "cpu" / prebuilt.name)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path / "file"))
+    assert load_library(torch.float32).functions._name == str(prebuilt)
+
+
+def test_a_wheel_has_the_variants_that_are_asked_for() -> None:
+    types = ["float32", "float16", "bfloat16", "collectives"]
+    assert [source.shown for source in sources("all")] == [f"{each}, {name}" for each in VARIANTS for name in types]
+    assert [source.shown for source in sources("avx2")] == [f"avx2, {name}" for name in types]
+    assert sources("none") == []
+    with pytest.raises(ValueError, match="or some of amx, avx512_bf16, avx512, avx2_vnni, avx2; got 'sse2'"):
+        sources("avx2,sse2")
+
+
 @needs_compiler
 def test_an_older_compiler_builds_a_lower_variant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = tmp_path / "old"
     compiler.write_text(
-        "#!/bin/sh\ncase \"$*\" in *-mavx512*) echo 'error: unrecognized option -mavx512' >&2; exit 1;; esac\n"
+        "#!/bin/sh\ncase \"$*\" in *-mavx512* | *-mavxvnni*) echo 'error: unrecognized option' >&2; exit 1;; esac\n"
         'exec g++ "$@"\n'
     )
     compiler.chmod(0o755)
@@ -228,7 +329,9 @@ def test_the_environment_forces_a_variant(checkpoint: TinyCheckpoint, monkeypatc
         monkeypatch.setenv(variants.VARIABLE, variant.name)
         assert load_library().variant is variant
     monkeypatch.setenv(variants.VARIABLE, "sse2")
-    with pytest.raises(ConfigurationError, match="must be one of amx, avx512_bf16, avx512, avx2, got 'sse2'"):
+    with pytest.raises(
+        ConfigurationError, match="must be one of amx, avx512_bf16, avx512, avx2_vnni, avx2, got 'sse2'"
+    ):
         Network.load(checkpoint, "true", "bfloat16")
     monkeypatch.setattr(variants, "processor_flags", lambda: variants.AVX2.needs)
     monkeypatch.setenv(variants.VARIABLE, "avx512")
@@ -245,7 +348,7 @@ def test_a_variant_whose_products_are_wrong_is_passed_over(
 
     real, results = library.are_right, iter([False, True])
     monkeypatch.setattr(library, "are_right", are_right)
-    candidates = variants_here(torch.bfloat16)
+    candidates = variants_here()
     if len(candidates) == 1:
         with pytest.raises(LibraryUnavailable, match="does not multiply rightly by avx2"):
             load_library()

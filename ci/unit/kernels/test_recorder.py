@@ -18,7 +18,7 @@ from torch import Tensor
 import inflight_kernels
 from inflight_kernels.cpu import Batch, Recording, SharedMemoryCollectives, Unsupported, library, record
 from inflight_kernels.cpu.buffers import share_buffers
-from inflight_kernels.cpu.operations import GatedLinear, Linear, Place, RmsNorm
+from inflight_kernels.cpu.operations import GatedLinear, Ids, Linear, Place, RmsNorm
 from inflight_kernels.cpu.recorder import Recorder
 from inflight_kernels.cpu.recording import Columns
 
@@ -31,8 +31,10 @@ IMPLEMENTED = (
     "embedding_rms_norm",
     "linear",
     "gated_linear",
-    "silu_and_mul",
+    "activate",
+    "activate_and_mul",
     "rms_norm",
+    "layer_norm",
     "rope_and_kv_write",
     "decode_attention",
     "prefill_attention",
@@ -92,7 +94,7 @@ def attend(q: Tensor, batch: Batch, **options: object) -> Tensor:
 
 
 def mlp(x: Tensor, size: int = 96) -> Tensor:
-    gated = inflight_kernels.silu_and_mul(inflight_kernels.linear(x, weight(2 * size)))
+    gated = inflight_kernels.activate_and_mul(inflight_kernels.linear(x, weight(2 * size)))
     return inflight_kernels.linear(gated, weight(SIZE, size))
 
 
@@ -129,6 +131,16 @@ def test_token_ids_are_embedded() -> None:
     recording = record(lambda token_ids, _: norm(inflight_kernels.embedding(token_ids, table)))
     assert kinds(recording) == ["Embedding", "RmsNorm"]
     assert recording.input is None
+
+
+def test_positions_are_embedded_too() -> None:
+    def network(token_ids: Tensor, batch: Batch) -> Tensor:
+        embedded = inflight_kernels.embedding(token_ids, weight(100))
+        return embedded + inflight_kernels.embedding(batch.positions_T, weight(2048)[2:])
+
+    recording = record(network)
+    assert kinds(recording) == ["Embedding", "Embedding", "Add"]
+    assert [each.fields.get("ids") for each in recording.operations] == [Ids.TOKEN, Ids.POSITION, None]
 
 
 @pytest.fixture(scope="module")
@@ -203,10 +215,14 @@ FP8 = "for products of fp8"
 UNIMPLEMENTED: list[tuple[str, Callable[[Tensor], object]]] = [
     (FP8, lambda x: inflight_kernels.rms_norm_quantized(x, NORM, 1e-6)),
     (FP8, lambda x: inflight_kernels.embedding_rms_norm_quantized(TOKEN_IDS, x, NORM, 1e-6)),
-    (FP8, inflight_kernels.silu_and_mul_quantized),
+    (FP8, inflight_kernels.activate_and_mul_quantized),
     (FP8, inflight_kernels.quantize_per_token),
     ("aten.mul", lambda x: x * x),
-    ("aten.add", lambda x: x + x),
+    ("aten.add", lambda x: x + 1),
+    ("aten.add", lambda x: x + x[:, :1]),
+    ("aten.add", lambda x: torch.add(x, x, alpha=2)),
+    ("aten.add", lambda x: x + NORM),
+    ("aten.add", lambda x: x.view(-1, 2, 32) + x.view(-1, 2, 32)),
     ("aten.add_", lambda x: x.add_(1)),
     ("aten.gelu", F.gelu),
     ("aten.tanh", torch.tanh),
@@ -248,10 +264,14 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Batch], Tensor], str]] = {
     "positions": (spoil(positions=torch.zeros(3, dtype=torch.int64)), "by the step's own positions"),
     "slots": (spoil(slot_mapping=torch.zeros(3, dtype=torch.int64)), "to its own cache slots only"),
     "one norm": (spoil(q_norm_weight=QUERY_NORM), "either both queries and keys"),
-    "scaled cache": (spoil(k_scale=2.0), "no scaled KV cache"),
+    "scaled cache": (spoil(k_scale=2.0), "a KV cache has scales, and is neither fp8 nor int8"),
     "another table": (
         lambda x, batch: attend(rotate(x, batch), batch, block_table=torch.zeros(3, 7)),
         "the step's own sequences only",
+    ),
+    "sinks of other heads": (
+        lambda x, batch: attend(rotate(x, batch), batch, sinks=torch.zeros(3)),
+        r"the sinks of attention is not a constant of shape \(2,\)",
     ),
     "another type": (lambda x, _: inflight_kernels.linear(x, weight(SIZE).float()), "a weight is torch.float32"),
     "another bias": (
@@ -262,6 +282,24 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Batch], Tensor], str]] = {
     "inputs": (lambda x, _: inflight_kernels.linear(x[:, :40], weight(SIZE, 40)), "40 inputs"),
     "nothing was written": (lambda x, _: norm(torch.empty_like(x)), "input of a norm is not the result of an"),
     "zeros": (lambda x, _: norm(torch.zeros(13, SIZE, dtype=torch.bfloat16, device="meta")), "is not the result"),
+    "other ids": (
+        lambda x, _: inflight_kernels.embedding(TOKEN_IDS, weight(100)),
+        "embeds the step's token ids and positions only",
+    ),
+    "ids are added": (lambda x, batch: batch.positions_T + batch.slots_T, "C\\+\\+ has no operation aten.add"),
+    "a constant is added": (lambda x, _: x + torch.zeros(13, SIZE), "C\\+\\+ has no operation aten.add"),
+    "a weight between types": (
+        lambda x, _: inflight_kernels.rms_norm(x, NORM.half(), 1e-6),  # type: ignore[return-value]
+        "a norm's weight is torch.float16 and not torch.bfloat16",
+    ),
+    "a float32 weight around the mean": (
+        lambda x, _: inflight_kernels.layer_norm(x, NORM.float(), None, 1e-6),  # type: ignore[return-value]
+        "a norm's weight is torch.float32 and not torch.bfloat16",
+    ),
+    "a narrow norm": (
+        lambda x, _: inflight_kernels.layer_norm(x[:, :40], NORM[:40], None, 1e-6),  # type: ignore[return-value]
+        "a norm has 40 columns, which is not a multiple of 32",
+    ),
     "heads as rows": (
         lambda x, _: inflight_kernels.linear(x.view(-1, 32), weight(32, 32)),
         "is not laid out by tokens",

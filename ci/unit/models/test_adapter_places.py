@@ -13,6 +13,7 @@ from torch import Tensor
 from inflight.models.adapter_places import DOWN, GATE, KEY, OUTPUT, QUERY, UP, VALUE, AdapterPlaces
 from inflight.models.config_file import ConfigValues
 from inflight.models.families import llama, mixtral, phi3
+from inflight.models.family import SplitByOutputs
 from inflight.models.formats.format import Block
 from inflight.models.weights import Section, WeightLoader, _rows
 
@@ -31,7 +32,7 @@ def blocks(names: tuple[str, ...], rank: int) -> list[Block]:
     sections = [Section(size, rank * size // RANKS, size // RANKS) for size in SIZES]
     return [
         Block(name=name, num_outputs=outputs, num_inputs=NUM_INPUTS, outputs=rows, inputs=range(NUM_INPUTS))
-        for name, outputs, rows in _rows(names, sections)
+        for name, outputs, rows in _rows(SplitByOutputs(names), sections)
     ]
 
 
@@ -98,7 +99,7 @@ def test_a_slot_holds_nothing_of_the_adapter_before() -> None:
 
 
 def test_modules_have_tensorrt_llms_numbers(tmp_path: Any) -> None:
-    config = ConfigValues(tmp_path, {})
+    config = ConfigValues(tmp_path, {"rms_norm_eps": 1e-6})
     stacked, separate = AdapterPlaces(), AdapterPlaces()
     stacked.number(phi3.describe(config), 4)
     separate.number(llama.describe(config), 4)
@@ -120,7 +121,13 @@ def test_modules_have_tensorrt_llms_numbers(tmp_path: Any) -> None:
 
 
 def test_a_mixture_of_experts_has_no_number() -> None:
-    values = {"num_hidden_layers": 1, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64}
+    values: dict[str, Any] = {
+        "rms_norm_eps": 1e-6,
+        "num_hidden_layers": 1,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 64,
+    }
     family = mixtral.describe(ConfigValues(Path("config.json"), values))
     places = AdapterPlaces()
     places.number(family, 0)

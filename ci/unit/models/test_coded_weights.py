@@ -13,11 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from coded_checkpoints import CONFIG, EXPERTS, KINDS, write_coded_checkpoint
-from compiled_network import needs_compiler
+from coded_checkpoints import CONFIG, EXPERTS, KINDS, SHAPE, write_coded_checkpoint
+from compiled_network import force, needs_compiler
+from fake_cuda.context import fake_cuda
+from fake_cuda.device import CUDA
 from quantized_runs import change_tensors, distance, load, refusal, run
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_prompt, write_checkpoint
+from torch import nn
+from transformers import Qwen2Config
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
@@ -25,12 +29,14 @@ from inflight.layers.weight import CodedGroups, DenseWeight
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import CompiledNetwork
 from inflight.models.config import ModelConfig
+from inflight.models.expert_weights import load_experts
 from inflight.models.family import SplitByInputs, SplitByOutputs
 from inflight.models.formats.bitsandbytes import STATE, Nf4Format
 from inflight.models.formats.format import Block, Target
 from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.weights import WeightLoader
-from inflight_kernels import Code, CodedWeight
+from inflight_kernels import BlockScaledWeight, Code, CodedWeight
+from inflight_kernels.cpu import variants_here
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -41,8 +47,14 @@ PROMPTS = [make_prompt(length) for length in (1, 8, 21)]
 CANNOT_BE_HALVED = frozenset({"fp8-blocks", "fp8-official", "int4-zeros", "gptq-4-v2", "nf4"})
 """Their groups are of 64 or 128 inputs."""
 IN_CPP = {"cpu_compile": "true", "dtype": "float32"}
-QUANTIZES_ACTIVATIONS = frozenset({"fp8"})
-"""Where torch computes them."""
+WAYS = {
+    "fp8": [("true", "auto")],
+    "fp8-official": [("true", "auto")],
+    "fp8-whole": [("true", "auto")],
+    "fp8-modelopt": [("true", "auto")],
+    "w8a8": [("true", "keep"), ("false", "auto")],
+}
+"""Kinds whose activations are quantised in some ways: those (cpu_compile, cpu_activations) in which they are not."""
 
 
 def empty(*shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -59,9 +71,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
 def test_codes_mean_what_their_package_dequantises_them_to(kind: str, config: Any, tmp_path: Path) -> None:
     checkpoint = write_coded_checkpoint(tmp_path, kind, config)
-    ways = ["true"] if kind in QUANTIZES_ACTIVATIONS else ["true", "false"]
-    for cpu_compile in ways:
-        works = run(checkpoint.folder, PROMPTS, cpu_compile=cpu_compile, dtype="float32")
+    for cpu_compile, kept in WAYS.get(kind, [("true", "auto"), ("false", "auto")]):
+        works = run(checkpoint.folder, PROMPTS, cpu_compile=cpu_compile, cpu_activations=kept, dtype="float32")
         assert max(distance(work, checkpoint.model) for work in works) < SAME
         assert len({tuple(work.output) for work in works}) == len(PROMPTS)
 
@@ -102,7 +113,40 @@ def test_the_network_keeps_codes_and_c_computes_it(folder: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["gptq-4", "int8", "mxfp4"])
+@pytest.mark.parametrize(
+    ("kind", "asked", "group_size"), [("w8a8", "auto", 0), ("int8", "int8", 0), ("gptq-4", "int8", 32)]
+)
+def test_activations_are_quantised_where_the_checkpoint_or_the_operator_says_so(
+    kind: str, asked: str, group_size: int, tmp_path: Path
+) -> None:
+    """The oracle: transformers' network, the inputs of whose layers are quantised as they go in. Where one of them is
+    all but half way between two numbers, the order of sums decides, and what follows is as far as that rounding."""
+    checkpoint = write_coded_checkpoint(tmp_path, kind)
+    prompts = [make_prompt(length) for length in (1, 2, 3, 5, 8, 13, 21)]
+    works = run(checkpoint.folder, prompts, cpu_compile="true", cpu_activations=asked, dtype="float32")
+    kept = [distance(work, checkpoint.model) for work in works]
+    quantize_inputs_of(checkpoint.model, group_size)
+    quantised = [distance(work, checkpoint.model) for work in works]
+    assert sorted(quantised)[len(prompts) // 3] < SAME
+    assert all(near < far / 2 for near, far in zip(quantised, kept, strict=True))
+
+
+def quantize_inputs_of(model: nn.Module, group_size: int) -> None:
+    """Of each token and group (0 = all inputs) the largest magnitude becomes 127."""
+
+    def quantize(module: nn.Module, arguments: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        (x,) = arguments
+        groups = x.double().unflatten(-1, (-1, group_size or x.shape[-1]))
+        scales = groups.abs().amax(-1, keepdim=True) / 127
+        return (((groups / scales).round().nan_to_num() * scales).flatten(-2).float(),)
+
+    for name, module in model.named_modules():
+        if name.endswith("_proj"):
+            module.register_forward_pre_hook(quantize)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["gptq-4", "int8", "w8a8", "mxfp4"])
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
 def test_a_request_has_the_same_bits_beside_any_others(kind: str, config: Any, tmp_path: Path) -> None:
     folder = write_coded_checkpoint(tmp_path, kind, config).folder
@@ -112,15 +156,31 @@ def test_a_request_has_the_same_bits_beside_any_others(kind: str, config: Any, t
         assert (alone.output, alone.output_log_probs) == (work.output, work.output_log_probs)
 
 
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_networks_of_whole_numbers_have_the_same_bits_by_every_variant(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, found = write_coded_checkpoint(tmp_path, "w8a8").folder, []
+    for variant in variants_here():
+        force(monkeypatch, variant=variant)
+        works = run(folder, PROMPTS, cpu_compile="true", dtype=dtype, cpu_order="fma")
+        found.append([(work.output, work.output_log_probs) for work in works])
+    assert all(each == found[0] for each in found)
+
+
 # -- weights of floats that become codes -------------------------------------------------------------------------------
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("name", "rounding", "squares"), [("int8", 1 / 254, 0.007), ("fp8", 1 / 16, 0.035), ("int4", 0.5 / 7, 0.11)]
+    ("name", "rounding", "squares", "size"),
+    [("int8", 1 / 254, 0.008, 128), ("fp8", 1 / 16, 0.035, 128), ("int4", 0.5 / 7, 0.12, 64)],
 )
-def test_weights_become_the_nearest_codes(name: str, rounding: float, squares: float, tmp_path: Path) -> None:
-    """`rounding`: of a weight, as a share of the largest of its 32; of 4 bits the scale may cut that one off, for a
+def test_weights_become_the_nearest_codes(
+    name: str, rounding: float, squares: float, size: int, tmp_path: Path
+) -> None:
+    """`rounding`: of a weight, as a share of the largest of its group; of 4 bits the scale may cut that one off, for a
     smaller sum of `squares`, in which all groups count alike."""
     write_checkpoint(tmp_path, CONFIG, 1, torch.float32)
     values = load_file(tmp_path / "model.safetensors")["model.layers.0.mlp.gate_proj.weight"]
@@ -130,8 +190,8 @@ def test_weights_become_the_nearest_codes(name: str, rounding: float, squares: f
     target = Target(dtype=torch.float32, device=torch.device("cpu"), empty=empty, keeps_codes=True)
     with Checkpoint(tmp_path) as checkpoint:
         weight = OnLoadFormat(Code(name)).read(checkpoint, [block], target)
-    errors = (dequantized(weight) - values).unflatten(1, (-1, 32))
-    groups = values.unflatten(1, (-1, 32))
+    errors = (dequantized(weight) - values).unflatten(1, (-1, size))
+    groups = values.unflatten(1, (-1, size))
     if name != "int4":
         assert (errors.abs() <= 1.01 * rounding * groups.abs().amax(-1, keepdim=True)).all()
     assert (errors.norm(dim=-1) / groups.norm(dim=-1)).mean() < squares
@@ -165,14 +225,14 @@ def test_stacked_experts_become_the_same_codes_and_routers_none(tmp_path: Path) 
             loader = WeightLoader(
                 tensors, OnLoadFormat(Code.INT4), FakeGroup(0, 1), torch.float32, cpu, keeps_codes=True
             )
-            experts = loader.experts(model.family.experts, "model.layers.0.", 128)
+            experts = load_experts(loader, model.family.experts, "model.layers.0.", 128)
         assert isinstance(experts.router, DenseWeight) and isinstance(experts.down_EDI, CodedWeight)
     assert found[0] == found[1]
 
 
 @needs_compiler
-def test_ranks_make_the_same_codes(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, CONFIG, 1, torch.float32)
+def test_ranks_whose_shares_are_whole_groups_make_the_same_codes(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, Qwen2Config(**SHAPE | {"intermediate_size": 256}), 1, torch.float32)
     down, cpu = SplitByInputs("model.layers.0.mlp.down_proj"), torch.device("cpu")
     with Checkpoint(tmp_path) as checkpoint:
         parts = []
@@ -184,7 +244,7 @@ def test_ranks_make_the_same_codes(tmp_path: Path) -> None:
                 for rank in range(size)
             ]
             weights = [
-                loader.by_inputs(down, "", 128, loader.even_section("intermediate_size", 192)).weight
+                loader.by_inputs(down, "", 128, loader.even_section("intermediate_size", 256)).weight
                 for loader in loaders
             ]
             parts.append(torch.cat([dequantized(weight) for weight in weights], 1))
@@ -195,7 +255,6 @@ def test_ranks_make_the_same_codes(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"cpu_compile": "false"}, "quantization is int4, which layers in C++ multiply on a CPU, and they do not run"),
-        ({"kv_cache_dtype": "fp8"}, "quantization is int4, which layers in C++ multiply on a CPU, and they do not run"),
         ({"model_impl": "transformers"}, "quantization is int4, but transformers' modelling code computes"),
     ],
 )
@@ -291,6 +350,7 @@ def test_damaged_layers(kind: str, changes: dict[str, Any], words: str, tmp_path
         ("int4", ("group_size",), 16, "weights.group_size must be a multiple of 32, got 16"),
         ("int4", ("actorder",), "group", 'weights.actorder must be null or "static" or "weight", got "group"'),
         ("fp8-blocks", ("block_structure",), None, "block_structure must be two numbers"),
+        ("fp8-blocks", ("block_structure",), [64, 32], "input_activations.group_size must be 32, got 64"),
         ("nf4", ("bnb_4bit_quant_type",), "fp4", 'not 4 bits and "fp4"'),
         ("nf4", ("load_in_4bit",), False, 'not 8 bits and "nf4"'),
     ],
@@ -309,10 +369,27 @@ def test_other_schemes(kind: str, place: tuple[str, ...], value: Any, words: str
     assert words in str(caught.value)
 
 
-def test_what_gpus_cannot_multiply_is_refused_there(tmp_path: Path) -> None:
-    folder = write_coded_checkpoint(tmp_path, "mxfp4").folder
+@pytest.mark.parametrize(("kind", "quantized"), [("mxfp4", "mxfp4"), ("fp8-blocks", "fp8")])
+def test_what_gpus_cannot_multiply_is_refused_there(kind: str, quantized: str, tmp_path: Path) -> None:
+    """fp8, too, in blocks of other sizes than 128 inputs."""
+    folder = write_coded_checkpoint(tmp_path, kind).folder
     model = ModelConfig.load(folder)
     with Checkpoint(folder) as checkpoint:
         loader = WeightLoader(checkpoint, model.weight_format, FakeGroup(0, 1), torch.bfloat16, torch.device("cuda"))
-        with pytest.raises(ConfigurationError, match="mxfp4 weights like these are multiplied on CPUs only"):
+        with pytest.raises(ConfigurationError, match=f"{quantized} weights like these are multiplied on CPUs only"):
             loader.by_inputs(SplitByInputs(LAYER), "", 128, loader.even_section("intermediate_size", 192))
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "fp8", "fp8-blocks", "fp8-official"])
+def test_gpus_multiply_experts_of_fp8_in_blocks_of_128_inputs_alone(kind: str, tmp_path: Path) -> None:
+    folder = write_coded_checkpoint(tmp_path, kind, EXPERTS).folder
+    model = ModelConfig.load(folder)
+    assert model.family.experts is not None
+    with fake_cuda(), Checkpoint(folder) as checkpoint:
+        loader = WeightLoader(checkpoint, model.weight_format, FakeGroup(0, 1), torch.bfloat16, CUDA)
+        if kind == "fp8-official":
+            experts = load_experts(loader, model.family.experts, "model.layers.0.", 128)
+            assert isinstance(experts.gate_up_ECD, BlockScaledWeight) and experts.gate_up_ECD.shape == (4, 128, 128)
+            return
+        with pytest.raises(ConfigurationError, match=r"quantized experts \(.*\) are multiplied on CPUs only"):
+            load_experts(loader, model.family.experts, "model.layers.0.", 128)

@@ -15,7 +15,7 @@ import pytest
 import torch
 from compiled_network import IN_ORDER_OF_FMA, INSTRUCTIONS, Network, Step, config_of, force, force_in, needs_compiler
 from model_driver import Driver, Work
-from random_decoders import HEADS, RandomHeads, compile_alone, random_decoder
+from random_decoders import CAPPED, HEADS, WITH_SINKS, RandomHeads, compile_alone, random_decoder
 from tiny_checkpoints import COMPILED_CONFIGS, COMPILED_FAMILIES, TinyCheckpoint, make_checkpoint, make_prompt
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.linear import ColumnParallelLinear
-from inflight.layers.rms_norm import RMSNorm
+from inflight.layers.norm import RMSNorm
 from inflight.layers.vocabulary import VocabularyParallelEmbedding, VocabularyParallelHead
 from inflight.layers.weight import DenseWeight
 from inflight.models.compiled import CompiledNetwork, compile_network
@@ -201,8 +201,8 @@ def test_only_a_part_of_each_head_is_rotated(checkpoint: TinyCheckpoint, torch_n
     def rotate_a_part(network: Network) -> Decoder:
         assert isinstance(network.decoder, Decoder)
         for layer in network.decoder.layers:
-            cos_sin = layer.attention.cos_sin
-            layer.attention.cos_sin = cos_sin[:, : cos_sin.shape[1] // 4].contiguous()
+            attention = layer.attention.attention
+            attention.cos_sin = attention.cos_sin[:, : attention.cos_sin.shape[1] // 4].contiguous()
         return network.decoder
 
     plain, ours = (Network.load(checkpoint, "false", "bfloat16") for _ in range(2))
@@ -301,7 +301,7 @@ def test_tokens_in_a_mixed_batch(runner: ModelRunner, checkpoint: TinyCheckpoint
 
 @needs_compiler
 @pytest.mark.parametrize("instruction", INSTRUCTIONS)
-@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("heads", [*HEADS, CAPPED, WITH_SINKS], ids=str)
 def test_heads_of_any_size_and_number(
     heads: RandomHeads, instruction: Instruction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,6 +320,33 @@ def test_heads_of_any_size_and_number(
         assert (ours.logits(step) - expected).norm() / expected.norm() < 2 * of_torch + 2**-9
 
 
+@needs_compiler
+@pytest.mark.parametrize("heads", [CAPPED, WITH_SINKS], ids=str)
+def test_capped_scores_and_sinks_are_those_of_torch_but_for_the_order_of_sums(heads: RandomHeads) -> None:
+    of_torch, (decoder, cache) = (random_decoder(heads, torch.float32) for _ in range(2))
+    assert_same_but_for_sums(Network(compile_alone(decoder, cache), cache), Network(*of_torch))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_logits_over_a_cache_in_fp8_are_as_exact_as_those_of_torch(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact, plain = (
+        Network(*random_decoder(HEADS[1], each, kv_dtype=torch.float8_e4m3fn)) for each in (torch.float32, dtype)
+    )
+    for of_dtype, variant, instruction in IN_ORDER_OF_FMA:
+        if of_dtype != dtype:
+            continue
+        force(monkeypatch, instruction, variant)
+        decoder, cache = random_decoder(HEADS[1], dtype, kv_dtype=torch.float8_e4m3fn)
+        ours = Network(compile_alone(decoder, cache), cache)
+        for step in (Step(decodes=[1, 65, 300]), Step(decodes=[7], prefills=[(90, 37), (0, 129)])):
+            expected = exact.logits(step)
+            of_torch = (plain.logits(step) - expected).norm() / expected.norm()
+            assert (ours.logits(step) - expected).norm() / expected.norm() < 2 * of_torch + 2**-9
+
+
 def values_of_head(head: VocabularyParallelHead) -> Tensor:
     assert isinstance(head.weight, DenseWeight)
     return head.weight.values_OI
@@ -328,9 +355,10 @@ def values_of_head(head: VocabularyParallelHead) -> Tensor:
 @needs_compiler
 def test_weights_are_in_memory_once() -> None:
     decoder, cache = random_decoder(HEADS[0], torch.bfloat16)
-    qkv, head, embedding = decoder.layers[0].qkv, decoder.head, decoder.embedding
+    qkv, head, embedding = decoder.layers[0].attention.qkv, decoder.head, decoder.embedding
     assert isinstance(qkv, ColumnParallelLinear) and isinstance(qkv.weight, DenseWeight)
     assert isinstance(head, VocabularyParallelHead) and isinstance(embedding, VocabularyParallelEmbedding)
+    assert isinstance(decoder.norm, RMSNorm)
     weights, kept = [qkv.weight.values_OI, values_of_head(head)], [embedding.weight_UD, decoder.norm.weight_D]
     compile_alone(decoder, cache)
     assert [weight.untyped_storage().nbytes() for weight in weights] == [0, 0]
@@ -363,8 +391,9 @@ class ShiftedNorm(RMSNorm):
 @needs_compiler
 def test_torch_runs_what_has_no_operation_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     decoder, cache = random_decoder(HEADS[0], torch.bfloat16)
-    norm = decoder.layers[0].post_attention_norm
-    decoder.layers[0].post_attention_norm = ShiftedNorm(norm.weight_D, norm.eps)
+    branch = decoder.layers[0].branches[1]
+    assert isinstance(branch.norm, RMSNorm)
+    branch.norm = ShiftedNorm(branch.norm.weight_D, branch.norm.eps)
     arguments = (decoder, cache.layers, torch.device("cpu"), ParallelGroups())
     with caplog.at_level("INFO"):
         assert compile_network(EngineConfig(cpu_compile="auto"), *arguments) is decoder

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from compiled_network import INSTRUCTIONS, Network, Step, config_of, force_in, needs_compiler
+from gguf import GGMLQuantizationType
+from gguf_files import Q8_0, write_model
 from lora_adapters import RandomAdapter
 from random_decoders import HEADS, random_decoder
 from thread_ranks import ThreadRanks
@@ -26,6 +28,7 @@ from inflight.distributed.pipeline import PipelineGroup
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
+from inflight.gguf.folder import make_folder
 from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.models.compiled import CompiledNetwork, compile_network, record_network
 from inflight.models.decoder import Decoder
@@ -172,13 +175,34 @@ def test_logits_are_as_exact_as_those_of_torch(
     assert_as_exact(compiled.logits(step), in_torch.logits(step), exact.logits(step))
 
 
-@pytest.mark.parametrize("name", ["mixtral-wide", "qwen3-moe-wide", "granite-wide"])
-def test_experts_and_multipliers_on_ranks(name: str, ranks: ThreadRanks, tmp_path: Path) -> None:
-    """Each rank has some of the inner features of every expert."""
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mixtral-wide", "qwen3-moe-wide", "granite-wide", "qwen2-moe-wide", "glm4-moe-wide"),
+        *("gpt-oss-wide", "gemma3-wide", "cohere-wide"),
+    ],
+)
+def test_parts_of_families_on_ranks(name: str, ranks: ThreadRanks, tmp_path: Path) -> None:
+    """Each rank has some of the inner features of every expert, and some of the heads with their sinks."""
     checkpoint = make_checkpoint(tmp_path, name)
     parts, whole = Parts(checkpoint, "true", "float32", ranks), Parts(checkpoint, "false", "float32")
     assert all(isinstance(part.decoder, CompiledNetwork) for part in parts.of_ranks)
     for step in STEPS.values():
+        expected = whole.logits(step)
+        assert (parts.logits(step) - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mixtral", GGMLQuantizationType.Q4_K), ("qwen3-moe", Q8_0)])
+def test_experts_of_gguf_files_on_ranks(
+    name: str, kind: GGMLQuantizationType, ranks: ThreadRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share of half a block is codes; one of half a group is dense, behind gate and up that are codes."""
+    monkeypatch.setattr("inflight.gguf.folder.cache_folder", lambda _: tmp_path)
+    model = write_model(tmp_path, name, kind)
+    coded = replace(model.dense, folder=make_folder(model.file))
+    parts, whole = Parts(coded, "true", "float32", ranks), Parts(model.dense, "false", "float32")
+    assert all(isinstance(part.decoder, CompiledNetwork) for part in parts.of_ranks)
+    for step in (STEPS["decodes"], STEPS["prompt"]):
         expected = whole.logits(step)
         assert (parts.logits(step) - expected).norm() < 1e-5 * expected.norm()
 

@@ -18,20 +18,21 @@ import torch
 from compiled_network import needs_compiler
 from fake_cuda.context import fake_cuda
 from fake_cuda.device import CUDA
-from fp8_checkpoints import ARGUMENTS, QUANTIZATION, write_fp8_checkpoint
+from fp8_checkpoints import ARGUMENTS, BLOCK_CONFIG, CONFIG, QUANTIZATION, write_fp8_checkpoint
 from quantized_runs import NUM_TOKENS, SAME, change_tensors, distance, load, refusal, run, write_quantization
 from safetensors.torch import load_file
 from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_prompt
+from transformers import PreTrainedConfig
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
-from inflight.layers.weight import DenseWeight, Fp8Weight, Weight
+from inflight.layers.weight import DenseWeight, Fp8BlockWeight, Fp8Weight, Weight
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compressed_tensors import Fp8Scheme
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.family import SplitByInputs, SplitByOutputs
-from inflight.models.formats.fp8 import Fp8Format
+from inflight.models.formats.fp8 import Fp8BlockFormat, Fp8Format
 from inflight.models.weights import WeightLoader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -39,14 +40,19 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 GROUP = ("config_groups", "group_0")
 
 
-@pytest.fixture(scope="module", params=["channel", "tensor"])
+@pytest.fixture(scope="module", params=["channel", "tensor", "block"])
 def strategy(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(strategy: str, tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
-    return write_fp8_checkpoint(tmp_path_factory.mktemp("fp8"), strategy=strategy)
+    return write_fp8_checkpoint(tmp_path_factory.mktemp("fp8"), strategy=strategy, config=config_of(strategy))
+
+
+def config_of(strategy: str) -> PreTrainedConfig:
+    """Of some blocks, if these have scales."""
+    return BLOCK_CONFIG if strategy == "block" else CONFIG
 
 
 @pytest.fixture
@@ -98,7 +104,7 @@ def test_the_format_decides_what_a_layer_holds(folder: Path) -> None:
     with closing(load(folder)) as runner:
         decoder = runner._computation.decoder
         assert isinstance(decoder, Decoder)
-        weights = [getattr(decoder.layers[0], name).weight for name in ("qkv", "output")]
+        weights = [getattr(decoder.layers[0].attention, name).weight for name in ("qkv", "output")]
     assert [type(weight) for weight in weights] == [Fp8Weight] * 2
     assert {weight.values_OI.dtype for weight in weights} == {torch.float8_e4m3fn}
 
@@ -167,8 +173,8 @@ def test_a_layer_that_was_not_quantised_is_dense(tmp_path: Path) -> None:
     with closing(load(folder)) as runner:
         decoder = runner._computation.decoder
         assert isinstance(decoder, Decoder)
-        assert isinstance(decoder.layers[1].mlp.down.weight, DenseWeight)
-        assert isinstance(decoder.layers[0].mlp.down.weight, Fp8Weight)
+        first, second = (layer.branches[1].part for layer in decoder.layers[:2])
+        assert isinstance(second.down.weight, DenseWeight) and isinstance(first.down.weight, Fp8Weight)
 
 
 @needs_compiler
@@ -191,35 +197,68 @@ class FakeGroup(TensorParallelGroup):
         self.rank, self.size = rank, size
 
 
-def format_of(strategy: str) -> Fp8Format:
+def format_of(strategy: str) -> Fp8Format | Fp8BlockFormat:
+    if strategy == "block":
+        return Fp8BlockFormat(outputs=128, inputs=128, scales="weight_scale")
     return Fp8Format(Fp8Scheme(has_scale_per_output=strategy == "channel", has_input_scale=False))
 
 
 def dequantized(weight: Weight) -> torch.Tensor:
+    if isinstance(weight, Fp8BlockWeight):
+        values, scales, block_outputs = weight.packed
+        outputs, inputs = (torch.arange(size) for size in values.shape)
+        assert scales.dtype == torch.float32
+        return values.float() * scales[outputs // block_outputs][:, inputs // 128]
     assert isinstance(weight, Fp8Weight) and weight.scale_O.dtype == torch.float32
     return weight.values_OI.float() * weight.scale_O[:, None]
+
+
+def loaders_of(checkpoint: Checkpoint, strategy: str, num_ranks: int) -> list[WeightLoader]:
+    groups = [FakeGroup(rank, num_ranks) for rank in range(num_ranks)]
+    cpu = torch.device("cpu")
+    return [WeightLoader(checkpoint, format_of(strategy), group, torch.float32, cpu) for group in groups]
 
 
 def test_ranks_hold_the_whole_weight_between_them(checkpoint: TinyCheckpoint, strategy: str) -> None:
     dense = load_file(checkpoint.folder.parent / "dense" / "model.safetensors")
     gate, up, down = (f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down"))
+    num_ranks, (hidden, inner) = (2, (256, 256)) if strategy == "block" else (4, (64, 128))
     with Checkpoint(checkpoint.folder) as tensors:
-        loaders = [
-            WeightLoader(tensors, format_of(strategy), FakeGroup(rank, 4), torch.float32, torch.device("cpu"))
-            for rank in range(4)
-        ]
-        section = [loader.even_section("intermediate_size", 128) for loader in loaders]
+        loaders = loaders_of(tensors, strategy, num_ranks)
+        section = [loader.even_section("intermediate_size", inner) for loader in loaders]
         gate_up = [
-            dequantized(loader.by_outputs(SplitByOutputs((gate, up)), "", [mine, mine], 64).weight)
+            dequantized(loader.by_outputs(SplitByOutputs((gate, up)), "", [mine, mine], hidden).weight)
             for loader, mine in zip(loaders, section, strict=True)
         ]
         rows = [
-            dequantized(loader.by_inputs(SplitByInputs(down), "", 64, mine).weight)
+            dequantized(loader.by_inputs(SplitByInputs(down), "", hidden, mine).weight)
             for loader, mine in zip(loaders, section, strict=True)
         ]
-    assert torch.equal(torch.cat([part[:32] for part in gate_up]), dense[f"{gate}.weight"])
-    assert torch.equal(torch.cat([part[32:] for part in gate_up]), dense[f"{up}.weight"])
+    own = inner // num_ranks
+    assert torch.equal(torch.cat([part[:own] for part in gate_up]), dense[f"{gate}.weight"])
+    assert torch.equal(torch.cat([part[own:] for part in gate_up]), dense[f"{up}.weight"])
     assert torch.equal(torch.cat(rows, dim=1), dense[f"{down}.weight"])
+
+
+def test_outputs_of_a_block_may_be_divided_and_its_inputs_not(tmp_path: Path) -> None:
+    """A rank's keys and values are half a block each. Rows of scales are then for as many outputs as no border
+    divides."""
+    folder = write_fp8_checkpoint(tmp_path, strategy="block", config=BLOCK_CONFIG).folder
+    dense = load_file(folder.parent / "dense" / "model.safetensors")
+    names = tuple(f"model.layers.0.self_attn.{name}_proj" for name in "qkv")
+    down = SplitByInputs("model.layers.0.mlp.down_proj")
+    with Checkpoint(folder) as tensors:
+        parts = []
+        for loader in loaders_of(tensors, "block", 2):
+            queries, keys = loader.even_section("queries", 256), loader.even_section("keys", 32)
+            weight = loader.by_outputs(SplitByOutputs(names), "", [queries, keys, keys], 256).weight
+            assert isinstance(weight, Fp8BlockWeight) and weight.packed.block_outputs == 16
+            parts.append(dequantized(weight).split([128, 16, 16]))
+        loader = loaders_of(tensors, "block", 4)[1]
+        with pytest.raises(ConfigurationError, match="quantised in groups of 128, and one rank's share of them, 64,"):
+            loader.by_inputs(down, "", 256, loader.even_section("intermediate_size", 256))
+    for name, halves in zip(names, zip(*parts, strict=True), strict=True):
+        assert torch.equal(torch.cat(halves), dense[f"{name}.weight"])
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------
@@ -309,13 +348,16 @@ def test_scales_of_activations(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("capability", "is_refused"), [(80, True), (86, True), (89, False), (90, False)])
-def test_an_older_gpu(capability: int, is_refused: bool, folder: Path) -> None:
+@pytest.mark.parametrize("kind", [Fp8Weight, Fp8BlockWeight])
+def test_an_older_gpu(capability: int, is_refused: bool, kind: type[Weight], tmp_path: Path) -> None:
+    strategy = "block" if kind is Fp8BlockWeight else "channel"
+    folder = write_fp8_checkpoint(tmp_path, strategy=strategy).folder
     down = SplitByInputs("model.layers.0.mlp.down_proj")
     with fake_cuda(capability=capability), Checkpoint(folder) as tensors:
-        loader = WeightLoader(tensors, format_of("channel"), TensorParallelGroup(), torch.bfloat16, CUDA)
+        loader = WeightLoader(tensors, format_of(strategy), TensorParallelGroup(), torch.bfloat16, CUDA)
         section = loader.even_section("intermediate_size", 128)
         if not is_refused:
-            assert isinstance(loader.by_inputs(down, "", 64, section).weight, Fp8Weight)
+            assert isinstance(loader.by_inputs(down, "", 64, section).weight, kind)
             return
         with pytest.raises(ConfigurationError) as caught:
             loader.by_inputs(down, "", 64, section)

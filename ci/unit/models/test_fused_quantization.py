@@ -15,8 +15,9 @@ import torch
 from compiled_network import Network, Step
 from fp8_checkpoints import write_fp8_checkpoint
 from lora_adapters import RandomAdapter
-from tiny_checkpoints import TinyCheckpoint
+from tiny_checkpoints import SIZES, TinyCheckpoint
 from torch import Tensor
+from transformers import Qwen2Config
 
 import inflight_kernels
 from inflight.layers import fp8
@@ -24,28 +25,31 @@ from inflight.layers.fp8 import Fp8GatedMLP, Fp8Linear, Fp8RMSNorm
 from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.layers.linear import ColumnParallelLinear
 from inflight.layers.mlp import GatedMLP
-from inflight.layers.rms_norm import RMSNorm
-from inflight.models import decoder
+from inflight.layers.norm import RMSNorm
+from inflight.models import decoder_loading
 from inflight.models.decoder import Decoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
+WIDE = Qwen2Config(**{**SIZES, "hidden_size": 192, "intermediate_size": 320, "num_attention_heads": 4})
+"""Of some groups of inputs, the last ones half full."""
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP, DOWN = ("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",)
-CASES: dict[str, tuple[tuple[str, ...], int, bool]] = {
-    "all": ((), 3, False),
-    "a dense layer": ((*ATTENTION, "self_attn.o_proj", *GATE_UP, *DOWN), 2, False),
-    "dense attention": (ATTENTION, 3, False),
-    "dense gate": (GATE_UP, 4, False),
-    "dense down": (DOWN, 4, False),
-    "all static": ((), 3, True),
-    "dense down, others static": (DOWN, 4, True),
+CASES: dict[str, tuple[tuple[str, ...], int, dict[str, Any]]] = {
+    "all": ((), 3, {}),
+    "a dense layer": ((*ATTENTION, "self_attn.o_proj", *GATE_UP, *DOWN), 2, {}),
+    "dense attention": (ATTENTION, 3, {}),
+    "dense gate": (GATE_UP, 4, {}),
+    "dense down": (DOWN, 4, {}),
+    "all static": ((), 3, {"static": True}),
+    "dense down, others static": (DOWN, 4, {"static": True}),
+    "all by blocks": ((), 3, {"strategy": "block", "config": WIDE}),
+    "dense down, others by blocks": (DOWN, 4, {"strategy": "block", "config": WIDE}),
 }
 """What of the second of three layers is dense; how many products then quantise what they multiply: those of what
-attention gives, and of an MLP that is half dense; and whether the checkpoint has scales for that."""
-FUSED = ("rms_norm_quantized", "embedding_rms_norm_quantized", "silu_and_mul_quantized")
+attention gives, and of an MLP that is half dense; and which scales the checkpoint has."""
+FUSED = ("rms_norm_quantized", "embedding_rms_norm_quantized", "activate_and_mul_quantized")
 STEP = Step(decodes=[1, 9], prefills=[(0, 13), (4, 7)])
-GIVEN = GivenEmbeddings(places_G=torch.tensor([1, 5]), rows_GD=torch.full((2, 64), 0.25))
 PROMPT = Step(prefills=[(0, 11)])
 SAME = 0.02
 """Bound of log probabilities: another order of additions moves a few activations to a neighbouring number of fp8."""
@@ -54,9 +58,9 @@ WITH_ADAPTERS = {"max_loras": "2", "lora_cache_max_adapter_size": "8"}
 
 @pytest.fixture(scope="module", params=list(CASES))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TinyCheckpoint, int]:
-    names, num_apart, static = CASES[request.param]
+    names, num_apart, options = CASES[request.param]
     dense = [f"model.layers.1.{name}" for name in names]
-    return write_fp8_checkpoint(tmp_path_factory.mktemp("fp8"), dense=dense, static=static), num_apart
+    return write_fp8_checkpoint(tmp_path_factory.mktemp("fp8"), dense=dense, **options), num_apart
 
 
 @pytest.fixture
@@ -90,7 +94,7 @@ def load(checkpoint: TinyCheckpoint, **options: str) -> Network:
 def load_apart(checkpoint: TinyCheckpoint) -> Network:
     """Whose products all quantise what they multiply."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder, "fuse_quantization", lambda norm, part: (norm, part))
+        patch.setattr(decoder_loading, "fuse_quantization", lambda norm, part: (norm, part))
         return load(checkpoint)
 
 
@@ -126,9 +130,11 @@ def test_only_what_no_norm_or_activation_makes_is_quantised_apart(
     assert calls == {"quantize_per_token": num_apart + num_fused}
 
 
-@pytest.mark.parametrize("given", [None, GIVEN], ids=["token ids", "given embeddings"])
-def test_no_bit_depends_on_who_quantises(case: tuple[TinyCheckpoint, int], given: GivenEmbeddings | None) -> None:
+@pytest.mark.parametrize("is_given", [False, True], ids=["token ids", "given embeddings"])
+def test_no_bit_depends_on_who_quantises(case: tuple[TinyCheckpoint, int], is_given: bool) -> None:
     checkpoint, _ = case
+    rows_GD = torch.full((2, checkpoint.model.config.hidden_size), 0.25)
+    given = GivenEmbeddings(places_G=torch.tensor([1, 5]), rows_GD=rows_GD) if is_given else None
     assert is_same(outputs(load(checkpoint), given), outputs(load_apart(checkpoint), given))
 
 
@@ -150,7 +156,11 @@ def test_a_wrong_scale_is_noticed(name: str, checkpoint: TinyCheckpoint, monkeyp
 def test_a_static_scale_that_is_left_out_is_noticed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = write_fp8_checkpoint(tmp_path, static=True)
     operation, expected = getattr(inflight_kernels, name), outputs(load(checkpoint))
-    monkeypatch.setattr(inflight_kernels, name, lambda *arguments, scale: operation(*arguments))
+
+    def without_scale(*arguments: Any, scale: float, **options: Any) -> Any:
+        return operation(*arguments, **options)
+
+    monkeypatch.setattr(inflight_kernels, name, without_scale)
     assert not is_same(outputs(load(checkpoint)), expected)
 
 
@@ -226,7 +236,7 @@ def test_what_is_not_quantised_gets_floats(tmp_path: Path) -> None:
     network = load(write_fp8_checkpoint(tmp_path, dense=dense)).decoder
     assert isinstance(network, Decoder) and type(network.norm) is RMSNorm
     parts = [
-        [type(part) for part in (layer.input_norm, layer.qkv, layer.post_attention_norm, layer.mlp)]
+        [type(part) for part in (layer.norm, layer.attention.qkv, layer.branches[1].norm, layer.branches[1].part)]
         for layer in network.layers
     ]
     assert parts[0] == parts[2] == [Fp8RMSNorm, Fp8Linear, Fp8RMSNorm, Fp8GatedMLP]

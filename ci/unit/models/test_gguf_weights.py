@@ -1,47 +1,43 @@
-"""Networks of GGUF files: the tensors, tokens and logits of the checkpoint that they were written of, on each rank, as
-codes or as floats; in C++ and in torch.
+"""Networks of GGUF files: the tensors, tokens and logits of the checkpoint that they were written of, as codes or as
+floats; in C++ and in torch. What ranks hold: test_gguf_ranks.py.
 
 Run: pytest ci/unit/models/test_gguf_weights.py
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from compiled_network import needs_compiler
-from fake_cuda.context import fake_cuda
-from fake_cuda.device import CUDA
+from compiled_network import force, needs_compiler
 from gguf import GGMLQuantizationType, GGUFWriter, quants
-from gguf_files import BF16, CONFIGS, F16, F32, Q4_0, Q8_0, GgufModel, write_model
-from quantized_runs import load, run
+from gguf_files import BF16, F16, F32, K_QUANTS, Q4_0, Q8_0, GgufModel, write_model
+from gguf_networks import CONFIGS
+from numpy.typing import NDArray
+from quantized_runs import distance, run
 from safetensors.torch import load_file
 from tiny_checkpoints import make_prompt
 
-from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.errors import ConfigurationError
 from inflight.gguf.file import GgufFile
 from inflight.gguf.folder import make_folder
+from inflight.gguf.tensor_types import F16 as F16_TYPE
 from inflight.gguf.tensor_types import TensorType
-from inflight.layers.weight import CodedGroups, DenseWeight, Weight
-from inflight.models.config import ModelConfig
-from inflight.models.family import SplitByInputs, SplitByOutputs, SplitByVocabulary
-from inflight.models.formats.gguf import GgufFormat
-from inflight.models.ggml_codes import CODES, GROUP_SIZE
+from inflight.models.family import SplitByOutputs
+from inflight.models.ggml_codes import CODES, common_coding
 from inflight.models.gguf_checkpoint import GgufCheckpoint, open_checkpoint
-from inflight.models.weights import WeightLoader
-from inflight_kernels.matmul.coded_weight import Code, CodedWeight, join_halves
+from inflight_kernels.cpu import variants_here
+from inflight_kernels.matmul.coded_weight import CodedWeight, join_halves
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 PROMPTS = [make_prompt(length) for length in (1, 8, 21)]
-OTHER_CODES = [GGMLQuantizationType.Q4_1, GGMLQuantizationType.Q5_0, GGMLQuantizationType.Q5_1]
+OTHER_CODES = [GGMLQuantizationType[name] for name in ("Q4_1", "Q5_0", "Q5_1", "MXFP4")]
+SAME = 1e-4
+"""Bound of log probabilities against transformers' network of the numbers that codes stand for, all in float32."""
 LAYER = "model.layers.0"
 QKV = SplitByOutputs(tuple(f"self_attn.{name}_proj" for name in "qkv"))
 
@@ -51,17 +47,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("inflight.gguf.folder.cache_folder", lambda name: tmp_path_factory.mktemp(name))
 
 
-def results(folder: Path, **options: Any) -> tuple[list[list[int]], list[float]]:
-    works = run(folder, PROMPTS, **{"dtype": "float32", **options})
-    return [work.output for work in works], [value for work in works for value in work.output_log_probs]
-
-
 def assert_equal_results(model: GgufModel, **options: Any) -> None:
-    tokens, log_probs = results(make_folder(model.file), **options)
-    expected_tokens, expected_log_probs = results(model.dense.folder, **options)
-    assert tokens == expected_tokens
-    assert len({tuple(of_one) for of_one in tokens}) == len(PROMPTS)
-    np.testing.assert_allclose(log_probs, expected_log_probs, atol=2e-5)
+    found, expected = (
+        run(folder, PROMPTS, dtype="float32", **options) for folder in (make_folder(model.file), model.dense.folder)
+    )
+    assert [work.output for work in found] == [work.output for work in expected]
+    assert len({tuple(work.output) for work in found}) == len(PROMPTS)
+    for work, of_dense in zip(found, expected, strict=True):
+        np.testing.assert_allclose(work.output_log_probs, of_dense.output_log_probs, atol=2e-5)
+        assert distance(work, model.dense.model) < SAME
+
+
+def told_dense(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.message for record in caplog.records if "made dense" in record.message]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -79,9 +77,102 @@ def test_quantised_networks_are_those_of_the_numbers_that_the_codes_stand_for(
 
 @needs_compiler
 @pytest.mark.parametrize("kind", [Q8_0, Q4_0, *OTHER_CODES], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("name", ["llama-tied", "qwen3"])
+@pytest.mark.parametrize("name", ["llama-tied", "qwen3", "qwen3-moe"])
 def test_compiled_layers_multiply_the_codes(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
     assert_equal_results(write_model(tmp_path, name, kind), cpu_compile="true")
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", K_QUANTS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["llama-256", "mixtral"])
+def test_so_they_multiply_those_of_k_quants(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    assert_equal_results(write_model(tmp_path, name, kind), cpu_compile="true")
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "glm4-moe", "granite-moe", "qwen2-moe", "cohere2"])
+def test_so_they_multiply_those_of_networks_with_more_parts(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Types as in published files: experts of gpt-oss, and of others, are `MXFP4`."""
+
+    def type_of(name: str) -> GGMLQuantizationType:
+        return GGMLQuantizationType.MXFP4 if ".experts." in name else Q8_0
+
+    with caplog.at_level(logging.INFO):
+        assert_equal_results(write_model(tmp_path, name, type_of), cpu_compile="true")
+    assert not told_dense(caplog)
+
+
+@pytest.mark.parametrize("kind", [F32, Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["mixtral", "gpt-oss"])
+def test_gates_and_ups_in_one_tensor_are_halves_of_it(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    model = write_model(tmp_path, name, kind, fuses_experts=True)
+    assert "blk.0.ffn_gate_up_exps.weight" in GgufFile(model.file).tensors
+    assert_equal_results(model)
+
+
+def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None:
+    def with_another_layer(writer: GGUFWriter) -> None:
+        writer.add_block_count(4)
+        writer.add_uint32("glm4moe.nextn_predict_layers", 1)
+        writer.add_tensor("blk.3.nextn.enorm.weight", np.ones(64, np.float32))
+        writer.add_tensor("blk.3.attn_norm.weight", np.ones(64, np.float32))
+
+    assert_equal_results(write_model(tmp_path, "glm4-moe", F32, with_another_layer))
+
+
+def test_the_gate_of_a_shared_expert_may_be_a_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp's quantize writes it."""
+    add = GGUFWriter.add_tensor
+
+    def flattened(writer: GGUFWriter, name: str, tensor: NDArray[Any], **options: Any) -> None:
+        add(writer, name, tensor[0] if "inp_shexp" in name else tensor, **options)
+
+    monkeypatch.setattr(GGUFWriter, "add_tensor", flattened)
+    assert_equal_results(write_model(tmp_path, "qwen2-moe", F32))
+
+
+@needs_compiler
+def test_experts_with_tensors_of_their_own_have_codes_in_common(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in files of 2023; the types are those of Q4_K_M, and of one expert others."""
+
+    def type_of(name: str) -> GGMLQuantizationType:
+        return GGMLQuantizationType.Q6_K if ".w2." in name or ".experts.1." in name else GGMLQuantizationType.Q4_K
+
+    with caplog.at_level(logging.INFO):
+        assert_equal_results(write_model(tmp_path, "mixtral", type_of, stacks_experts=False), cpu_compile="true")
+    assert not told_dense(caplog)
+
+
+@needs_compiler
+@pytest.mark.parametrize("activations", ["keep", "int8"])
+@pytest.mark.parametrize("name", ["llama-256", "mixtral"])
+def test_codes_in_groups_of_16_give_the_same_bits_by_every_variant_alone_and_beside_others(
+    name: str, activations: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {
+        "down_proj": GGMLQuantizationType.Q2_K,
+        "w2": GGMLQuantizationType.Q2_K,
+        "o_proj": GGMLQuantizationType.Q3_K,
+    }
+
+    def type_of(name: str) -> GGMLQuantizationType:
+        return others.get(name.split(".")[-2], GGMLQuantizationType.Q6_K)
+
+    folder = make_folder(write_model(tmp_path, name, type_of).file)
+    options = {"cpu_compile": "true", "dtype": "bfloat16", "cpu_order": "fma", "cpu_activations": activations}
+    expected = None
+    for variant in variants_here():
+        force(monkeypatch, variant=variant)
+        together = run(folder, PROMPTS, **options)
+        alone = [run(folder, [prompt], **options)[0] for prompt in PROMPTS]
+        for works in (together, alone):
+            found = [(work.output, work.output_log_probs) for work in works]
+            expected = expected or found
+            assert found == expected
 
 
 @pytest.mark.parametrize("kind", [F32, F16, BF16, Q8_0, Q4_0], ids=lambda kind: kind.name)
@@ -104,6 +195,17 @@ def test_each_tensor_is_what_gguf_dequantises(name: str, kind: GGMLQuantizationT
             assert torch.equal(part, values[index])
 
 
+def test_parts_are_read_as_one_file(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "llama", Q8_0, tensors_of_part=9)
+    expected = load_file(model.dense.folder / "model.safetensors")
+    with open_checkpoint(make_folder(model.file)) as checkpoint:
+        assert set(checkpoint.names) == set(expected)
+        for name, values in expected.items():
+            found = torch.empty_like(values)
+            checkpoint.copy_into(found, name, tuple(values.shape))
+            assert torch.equal(found, values)
+
+
 @pytest.mark.parametrize("kind", CODES, ids=lambda kind: kind.name)
 def test_codes_mean_what_gguf_dequantises(kind: TensorType) -> None:
     """Of blocks of any bytes, with numbers in the places of their float16s; some scales are 0."""
@@ -113,17 +215,19 @@ def test_codes_mean_what_gguf_dequantises(kind: TensorType) -> None:
         blocks[:, 0] = rng.integers(110, 140, count)
     else:
         scales = np.where(np.arange(count) % 7 == 0, 0.0, rng.normal(scale=0.02, size=(2, count))).astype(np.float16)
-        for place in range(2 if CODES[kind].has_zeros else 1):
-            blocks[:, 2 * place : 2 * place + 2] = scales[place][:, None].view(np.uint8)
+        places = K_QUANTS.get(GGMLQuantizationType[kind.name], ((0, 1.0), (2, 1.0)))
+        units = places if CODES[kind].coding.has_zeros else places[:1]
+        for (place, _), of_blocks in zip(units, scales, strict=False):
+            blocks[:, place : place + 2] = of_blocks[:, None].view(np.uint8)
     expected = torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[kind.name]))
-    decoded, coded = CODES[kind].decode(blocks), CODES[kind]
+    decoded, coding = CODES[kind].decode(blocks), CODES[kind].coding
     codes, of_group = torch.from_numpy(np.ascontiguousarray(decoded.codes)), torch.from_numpy(decoded.scales)
     weight = CodedWeight(
-        coded.code,
-        codes if coded.code.bits == 8 else join_halves(codes),
-        of_group.to(coded.scale_dtype),
+        coding.code,
+        codes if coding.code.bits == 8 else join_halves(codes),
+        of_group.to(coding.scale_dtype),
         None if decoded.zeros is None else torch.from_numpy(decoded.zeros),
-        GROUP_SIZE,
+        coding.group_size,
     )
     torch.testing.assert_close(weight.dequantize(), expected, rtol=1e-5, atol=1e-6)
 
@@ -139,84 +243,27 @@ def test_large_matrices_are_made_a_few_rows_at_a_time(tmp_path: Path, monkeypatc
     assert not found[203:].any()
 
 
-# -- what a layer holds, and each rank ---------------------------------------------------------------------------------
+@needs_compiler
+@pytest.mark.parametrize("kinds", ["Q2_K Q4_K", "Q3_K Q5_K", "Q4_K Q6_K", "Q4_0 Q8_0"])
+def test_layers_of_several_types_in_one_product_have_codes_in_common(
+    kinds: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in files that keep values more exactly than queries and keys."""
+    more, less = (GGMLQuantizationType[name] for name in reversed(kinds.split()))
+    model = write_model(tmp_path, "llama-256", lambda name: more if "v_proj" in name else less)
+    with caplog.at_level(logging.INFO):
+        assert_equal_results(model, cpu_compile="true")
+    assert not told_dense(caplog)
 
 
-class FakeGroup(TensorParallelGroup):
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+def test_numbers_that_are_not_whole_have_no_codes_in_common_with_others() -> None:
+    kinds = {kind.name: kind for kind in CODES}
+    assert common_coding([kinds["MXFP4"], kinds["MXFP4"]]) == CODES[kinds["MXFP4"]].coding
+    assert common_coding([kinds["MXFP4"], kinds["Q8_0"]]) is None
+    assert common_coding([kinds["Q8_0"], F16_TYPE]) is None
 
 
-def values_of(weight: Weight) -> torch.Tensor:
-    if isinstance(weight, CodedGroups):
-        return weight.packed.dequantize()
-    assert isinstance(weight, DenseWeight)
-    return weight.values_OI
-
-
-@pytest.fixture(params=[Q8_0, Q4_0], ids=lambda kind: kind.name)
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> GgufModel:
-    return write_model(tmp_path, "llama", request.param)
-
-
-def loaders(checkpoint: Any, size: int) -> Iterator[WeightLoader]:
-    for rank in range(size):
-        group, cpu = FakeGroup(rank, size), torch.device("cpu")
-        yield WeightLoader(checkpoint, GgufFormat(), group, torch.float32, cpu, keeps_codes=True)
-
-
-def test_layers_hold_codes(model: GgufModel) -> None:
-    with open_checkpoint(make_folder(model.file)) as checkpoint:
-        (loader,) = loaders(checkpoint, 1)
-        sections = [loader.even_section("features", size) for size in (64, 32, 32)]
-        qkv = loader.by_outputs(QKV, f"{LAYER}.", sections, 64).weight
-        weights: list[Any] = [qkv, loader.head(SplitByVocabulary("lm_head"), 203, 64)]
-    code = {"Q8_0": Code.INT8, "Q4_0": Code.INT4}[GgufFile(model.file).tensors["blk.0.attn_q.weight"].type.name]
-    assert [weight.packed.code for weight in weights] == [code] * 2
-    assert all(weight.packed.scales.dtype == torch.float16 for weight in weights)
-
-
-def test_ranks_hold_the_whole_weight_between_them(model: GgufModel) -> None:
-    dense = load_file(model.dense.folder / "model.safetensors")
-    names = [f"{LAYER}.{name}" for name in QKV.names]
-    with open_checkpoint(make_folder(model.file)) as checkpoint:
-        stacked, down = [], []
-        for loader in loaders(checkpoint, 2):
-            sections = [loader.even_section("features", size) for size in (64, 32, 32)]
-            stacked.append(loader.by_outputs(QKV, f"{LAYER}.", sections, 64).weight)
-            inputs = loader.even_section("intermediate_size", 128)
-            down.append(loader.by_inputs(SplitByInputs("mlp.down_proj"), f"{LAYER}.", 64, inputs).weight)
-        assert all(isinstance(weight, CodedGroups) for weight in (*stacked, *down))
-        parts = zip(*(torch.split(values_of(weight), [32, 16, 16]) for weight in stacked), strict=True)
-        for name, of_ranks in zip(names, parts, strict=True):
-            assert torch.equal(torch.cat(of_ranks), dense[f"{name}.weight"])
-        assert torch.equal(torch.cat([*map(values_of, down)], 1), dense[f"{LAYER}.mlp.down_proj.weight"])
-
-
-def test_a_gpu_multiplies_floats(model: GgufModel) -> None:
-    expected = load_file(model.dense.folder / "model.safetensors")[f"{LAYER}.mlp.down_proj.weight"]
-    with fake_cuda(), open_checkpoint(make_folder(model.file)) as checkpoint:
-        loader = WeightLoader(checkpoint, GgufFormat(), TensorParallelGroup(), torch.float32, CUDA)
-        inputs = loader.even_section("intermediate_size", 128)
-        weight = loader.by_inputs(SplitByInputs("mlp.down_proj"), f"{LAYER}.", 64, inputs).weight
-        assert isinstance(weight, DenseWeight) and weight.values_OI.shape == expected.shape
-
-
-def test_a_share_that_divides_a_group_is_dense(model: GgufModel, caplog: pytest.LogCaptureFixture) -> None:
-    expected = load_file(model.dense.folder / "model.safetensors")[f"{LAYER}.mlp.down_proj.weight"]
-    with caplog.at_level(logging.INFO), open_checkpoint(make_folder(model.file)) as checkpoint:
-        weights = [
-            loader.by_inputs(
-                SplitByInputs("mlp.down_proj"), f"{LAYER}.", 64, loader.even_section("intermediate_size", 128)
-            ).weight
-            for loader in loaders(checkpoint, 8)
-        ]
-    assert all(isinstance(weight, DenseWeight) for weight in weights)
-    assert torch.equal(torch.cat([*map(values_of, weights)], 1), expected)
-    assert [record.message for record in caplog.records if "made dense" in record.message]
-
-
-def test_stacked_layers_of_several_types_are_dense(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_stacked_layers_of_several_types_are_dense_in_torch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As in files that keep values more exactly than queries and keys."""
     more_exact = GGMLQuantizationType.Q5_1
     model = write_model(
@@ -224,55 +271,6 @@ def test_stacked_layers_of_several_types_are_dense(tmp_path: Path, caplog: pytes
     )
     with caplog.at_level(logging.INFO):
         assert_equal_results(model)
-    told = [record.message for record in caplog.records if "made dense" in record.message]
-    assert told == [
+    assert told_dense(caplog) == [
         "layers of type Q4_0, Q5_1, Q8_0 were made dense as they were read, and take as much memory as unquantised ones"
     ]
-
-
-def test_what_is_not_read_is_checked(model: GgufModel) -> None:
-    """Of other pipeline stages, and where another process has read the weights."""
-    with open_checkpoint(make_folder(model.file), is_read=False) as checkpoint:
-        loader = next(loaders(checkpoint, 1))
-        for each in (loader, loader.elsewhere):
-            sections = [loader.even_section("features", size) for size in (64, 32, 32)]
-            weight = each.by_outputs(QKV, f"{LAYER}.", sections, 64).weight
-            assert isinstance(weight, CodedGroups)
-        with pytest.raises(ConfigurationError, match="has shape"):
-            loader.by_inputs(SplitByInputs("mlp.down_proj"), f"{LAYER}.", 64, loader.even_section("x", 64))
-
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-def test_a_scale_that_is_no_number_is_refused(model: GgufModel) -> None:
-    content = bytearray(model.file.read_bytes())
-    folder = make_folder(model.file)
-    with GgufCheckpoint(folder) as checkpoint:
-        start = checkpoint._tensors[f"{LAYER}.mlp.down_proj.weight"].info.start
-    content[start : start + 2] = np.float16(np.nan).tobytes()
-    model.file.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=r"down_proj\.weight holds nan, which is no"):
-        load(make_folder(model.file), dtype="float32").close()
-    with open_checkpoint(make_folder(model.file)) as checkpoint:
-        (loader,) = loaders(checkpoint, 1)
-        inputs = loader.even_section("intermediate_size", 128)
-        with pytest.raises(ConfigurationError, match=r"down_proj\.weight has a scale that holds nan, which is no"):
-            loader.by_inputs(SplitByInputs("mlp.down_proj"), f"{LAYER}.", 64, inputs)
-
-
-def test_tensors_that_the_network_lacks_are_refused(tmp_path: Path) -> None:
-    def add(writer: GGUFWriter) -> None:
-        writer.add_tensor("blk.0.attn_sinks.weight", np.zeros(4, np.float32))
-
-    folder = make_folder(write_model(tmp_path, "llama", F32, add).file)
-    with pytest.raises(ConfigurationError, match=r"does not account for: blk\.0\.attn_sinks\.weight"):
-        load(folder, dtype="float32").close()
-
-
-def test_the_checkpoints_type_is_that_of_most_of_its_weights(tmp_path: Path) -> None:
-    for kind, dtype in ((F32, "float32"), (F16, "float16"), (BF16, "bfloat16"), (Q8_0, "bfloat16")):
-        folder = make_folder(write_model(tmp_path / kind.name, "llama", kind).file)
-        config = json.loads((folder / "config.json").read_text())
-        assert config["dtype"] == dtype
-        assert ModelConfig.load(folder).weight_format.quantized == ("gguf" if kind is Q8_0 else "")

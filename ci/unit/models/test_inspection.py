@@ -12,7 +12,7 @@ from model_driver import Driver, Work
 from tiny_checkpoints import write_checkpoint
 from transformers import PreTrainedConfig, masking_utils
 from transformers.models.olmo2 import modeling_olmo2
-from transformers_checkpoints import CONFIGS, EXPERTS, GEMMA, GPT2, LONGROPE, make_config
+from transformers_checkpoints import CONFIGS, GPT2, LONGROPE, make_config
 from transformers_runner import load, refusal
 
 from inflight.models import inspection
@@ -31,8 +31,6 @@ LATENT: dict[str, Any] = {
     "first_k_dense_replace": 3,
 }
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
-    "sinks": (make_config("gpt_oss", **EXPERTS), "its attention has sinks, which the kernels do not compute"),
-    "soft cap": (make_config("gemma2", **GEMMA), "its attention caps its scores, which the kernels do not compute"),
     "latent": (make_config("deepseek_v3", **LATENT), "its keys have 24 elements a head and its values 16"),
     "own classes": (make_config("gptj", **GPT2, rotary_dim=8), "do not attend through transformers' attention"),
     "recurrent": (make_config("mamba"), "MambaForCausalLM keeps a recurrent state, for which this engine has no cache"),
@@ -90,7 +88,9 @@ def test_a_network_that_mixes_tokens_elsewhere_is_refused(tmp_path: Path, monkey
     write_checkpoint(tmp_path, CONFIGS["olmo2"], 1)
     compute = modeling_olmo2.Olmo2MLP.forward
     monkeypatch.setattr(modeling_olmo2.Olmo2MLP, "forward", lambda mlp, x: compute(mlp, x) + x.roll(1, dims=1))
-    assert "Olmo2ForCausalLM cannot be served: with paged attention its logits are off by" in refusal(tmp_path)
+    assert "Olmo2ForCausalLM cannot be served: with paged attention its logits are off by" in refusal(
+        tmp_path, model_impl="transformers"
+    )
 
 
 def test_an_argument_that_the_kernels_do_not_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,9 @@ def test_an_argument_that_the_kernels_do_not_know_is_refused(tmp_path: Path, mon
     monkeypatch.setattr(
         modeling_olmo2.Olmo2Model, "forward", lambda model, **arguments: compute(model, **arguments, window_of_day=3)
     )
-    assert "its attention takes window_of_day, which the kernels do not compute" in refusal(tmp_path)
+    assert "its attention takes window_of_day, which the kernels do not compute" in refusal(
+        tmp_path, model_impl="transformers"
+    )
 
 
 def test_what_a_mask_hides() -> None:

@@ -17,7 +17,8 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import RopeConfig, cos_sin_table
-from inflight.models.config import ModelConfig, NotNative
+from inflight.models.config import ModelConfig
+from inflight.models.config_file import NotNative
 from inflight.models.families import FAMILIES
 from inflight.runtime import loading
 from inflight.runtime.model_runner import ModelRunner
@@ -59,12 +60,13 @@ def test_both_spellings_of_the_type(tmp_path: Path, key: str) -> None:
 def test_old_spelling_of_rotary_scaling(tmp_path: Path, type_key: str) -> None:
     scaling = {type_key: "linear", "factor": 4.0}
     config = ModelConfig.load(write(tmp_path, rope_parameters=None, rope_theta=500.0, rope_scaling=scaling))
-    assert (config.rope.kind, config.rope.factor, config.rope.theta) == ("linear", 4.0, 500.0)
+    [rope] = set(config.ropes)
+    assert rope is not None and (rope.kind, rope.factor, rope.theta) == ("linear", 4.0, 500.0)
 
 
 def test_old_spelling_without_scaling(tmp_path: Path) -> None:
-    rope = ModelConfig.load(write(tmp_path, rope_parameters=None, rope_theta=777.0)).rope
-    assert (rope.kind, rope.theta) == ("default", 777.0)
+    [rope] = set(ModelConfig.load(write(tmp_path, rope_parameters=None, rope_theta=777.0)).ropes)
+    assert rope is not None and (rope.kind, rope.theta) == ("default", 777.0)
 
 
 def test_positions_stretch_with_the_scaling(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_longrope_is_left_to_transformers(tmp_path: Path) -> None:
 
 def test_factors_of_the_checkpoint(tmp_path: Path) -> None:
     family = ModelConfig.load(write(tmp_path, "granite")).family
-    assert (family.attention_scale, family.embedding_multiplier, family.residual_multiplier) == (0.15, 3.0, 0.6)
+    assert (family.attention.scale, family.embedding_multiplier, family.residual_multiplier) == (0.15, 3.0, 0.6)
     assert family.logits_multiplier == 1 / 1.7
 
 
@@ -114,11 +116,18 @@ def test_a_factor_out_of_range(tmp_path: Path, key: str) -> None:
     assert sentence == f": {key} must be a number from 1e-06 to 1000000000, got -1.0"
 
 
+def test_layers_with_experts_beside_shared_ones(tmp_path: Path) -> None:
+    for name, layers, size in (("qwen2-moe", {0, 2}, 36), ("qwen2-moe-window", {1}, 36), ("glm4-moe", {1, 2}, 40)):
+        experts = ModelConfig.load(write(tmp_path, name)).family.experts
+        assert experts is not None and experts.layers == layers
+        assert experts.shared is not None and experts.shared.intermediate_size == size
+
+
 def test_layers_with_experts(tmp_path: Path) -> None:
     for name, layers in (("qwen3-moe", {0, 2}), ("qwen3-moe-shares", {1}), ("mixtral-window", {0, 1, 2})):
         experts = ModelConfig.load(write(tmp_path, name)).family.experts
         assert experts is not None and experts.layers == layers
-        assert experts.renormalize == (name != "qwen3-moe-shares")
+        assert experts.routing.renormalize == (name != "qwen3-moe-shares")
         assert experts.intermediate_size == (80 if name == "mixtral-window" else 20)
     assert ModelConfig.load(write(tmp_path, "qwen3")).family.experts is None
 
@@ -134,6 +143,18 @@ def test_layers_with_experts(tmp_path: Path) -> None:
 )
 def test_experts_that_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
     assert refusal(write(tmp_path, "qwen3-moe", **changes)) == f": {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"n_group": 3}, "8 experts do not make 3 equal groups"),
+        ({"n_group": 2, "topk_group": 3}, "3 of 2 groups of experts cannot be chosen"),
+        ({"n_group": 4}, "1 groups of 2 experts have fewer than 3"),
+    ],
+)
+def test_groups_of_experts_that_are_refused(tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    assert refusal(write(tmp_path, "glm4-moe", **changes)) == f": {sentence}"
 
 
 def test_more_experts_than_a_kernel_takes_are_for_transformers(tmp_path: Path) -> None:
@@ -152,7 +173,7 @@ def test_no_architecture(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("hidden_act 'gelu' is not supported", {"hidden_act": "gelu"}),
+    ("hidden_act 'mish' is not supported", {"hidden_act": "mish"}),
     ("hidden_act '' is not the name of an activation", {"hidden_act": ""}),
     ("quantized checkpoints (aqlm) are not supported", {"quantization_config": {"quant_method": "aqlm"}}),
     (

@@ -6,6 +6,7 @@ Run: pytest ci/unit/models/test_models.py
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ from transformers import AutoModelForCausalLM
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.models.adapter_places import AdapterPlaces
+from inflight.models.checkpoint import Checkpoint
+from inflight.models.config import ModelConfig
+from inflight.models.decoder_loading import load_decoder
+from inflight.models.weights import WeightLoader
 from inflight.runtime.model_runner import ModelRunner
 
 pytestmark = pytest.mark.slow
@@ -133,6 +140,28 @@ def test_after_a_pause(
     assert Driver(runner).run(batch) == expected
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama-tied"])
+def test_a_checkpoint_that_was_saved_without_its_head(tmp_path: Path, device: str, name: str) -> None:
+    """Its names lack the first one, as those of OpenAI's GPT-2 do. Adapters have it."""
+    checkpoint = make_checkpoint(tmp_path, name)
+    prompt, tokens = checkpoint.prompt(9, NUM_TOKENS)
+    checkpoint.model.base_model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    architectures = [type(checkpoint.model).__name__]
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert not any(each.startswith(("transformer.", "model.")) for each in names)
+    runner = load(checkpoint, device)
+    assert Driver(runner).run(works([prompt])) == [tokens]
+    runner.close()
+    places, model = AdapterPlaces(), ModelConfig.load(tmp_path)
+    with Checkpoint(tmp_path) as tensors:
+        cpu, group = torch.device("cpu"), TensorParallelGroup()
+        load_decoder(model, WeightLoader(tensors, model.weight_format, group, torch.float32, cpu, places), 16)
+    assert places.places and all(each.startswith(model.family.layers) for each in places.places)
+    assert set(places.numbered.values()) == places.places.keys()
+
+
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3", "qwen3-moe"])
 def test_sharded_checkpoint(tmp_path: Path, device: str, name: str) -> None:
     checkpoint = make_checkpoint(tmp_path, name, max_shard_size="40KB")
@@ -143,18 +172,18 @@ def test_sharded_checkpoint(tmp_path: Path, device: str, name: str) -> None:
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window", "qwen2-moe", "glm4-moe", "granite-moe"])
 def test_experts_in_stacked_tensors(tmp_path: Path, device: str, name: str) -> None:
     """As transformers stores them on request."""
     checkpoint = make_checkpoint(tmp_path, name, save_original_format=False)
-    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "model.safetensors")
+    assert any(tensor.endswith(".experts.gate_up_proj") for tensor in load_file(tmp_path / "model.safetensors"))
     runner = load(checkpoint, device)
     prompt, expected = checkpoint.prompt(13, NUM_TOKENS)
     assert Driver(runner).run(works([prompt])) == [expected]
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window", "qwen2-moe", "glm4-moe-groups"])
 def test_experts_are_deterministic(tmp_path: Path, name: str) -> None:
     """The same bits alone and beside others, in chunks, whichever experts those go to."""
     runner = load(make_checkpoint(tmp_path, name, dtype=torch.bfloat16), "cpu", deterministic=True)

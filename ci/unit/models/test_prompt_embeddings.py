@@ -35,7 +35,7 @@ from inflight.sampling_config import SamplingConfig
 pytestmark = pytest.mark.slow
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
-NATIVE = ["llama", "qwen3-biases", "phi3", "granite"]
+NATIVE = ["llama", "qwen3-biases", "phi3", "granite", "gemma2", "gemma3", "gpt2"]
 TRANSFORMERS = ["gemma", "gemma3_text", "granitemoe", "gpt2", "opt"]
 """Gemma and Granite scale embeddings before their first layer, of given ones only the first and the last of these;
 GPT-2 and OPT add learnt positions."""
@@ -66,8 +66,13 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module", params=[*NATIVE, *(f"transformers {name}" for name in TRANSFORMERS)])
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
-    *through, name = request.param.split()
+def network(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(network: str, tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    *through, name = network.split()
     folder = tmp_path_factory.mktemp(name)
     if not through:
         return make_checkpoint(folder, name)
@@ -75,8 +80,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module")
-def runner(checkpoint: TinyCheckpoint, device: str) -> Iterator[ModelRunner]:
-    runner = load(checkpoint.folder, device=device)
+def runner(network: str, checkpoint: TinyCheckpoint, device: str) -> Iterator[ModelRunner]:
+    model_impl = "native" if network in NATIVE else "transformers"
+    runner = load(checkpoint.folder, device=device, model_impl=model_impl)
     yield runner
     runner.close()
 
@@ -148,7 +154,7 @@ def test_a_network_that_needs_token_ids_takes_no_embeddings(tmp_path: Path, monk
 
     monkeypatch.setattr(GPT2Model, "forward", needs_ids)
     checkpoint = write_checkpoint(tmp_path, transformers_checkpoints.CONFIGS["gpt2"], 4)
-    runner = load(checkpoint.folder, device="cpu")
+    runner = load(checkpoint.folder, device="cpu", model_impl="transformers")
     assert runner.limits.embedding_size == 0
     runner.close()
 

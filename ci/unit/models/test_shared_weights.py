@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from awq_checkpoints import write_awq_checkpoint
 from coded_checkpoints import CONFIG, EXPERTS, write_coded_checkpoint
 from compiled_network import Network, Step, config_of, needs_compiler
 from fp8_checkpoints import write_fp8_checkpoint
+from kept_codes import keep_in
 from lora_adapters import RandomAdapter
 from tiny_checkpoints import COMPILED_CONFIGS, CONFIGS, SIZES, TinyCheckpoint, make_checkpoint, write_checkpoint
 
@@ -63,7 +65,7 @@ def own(config: EngineConfig) -> Network:
     return Network(engine.decoder, engine.kv_cache, engine.adapters)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi3", "granite", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "granite", "qwen3-moe", "gemma2", "gpt2", "gpt-oss"])
 def test_torch_layers_give_the_same_bits(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check_same_bits(config_of(make_checkpoint(tmp_path, name), "false", dtype="float32"), caplog)
 
@@ -78,10 +80,16 @@ def test_dequantised_weights_give_the_same_bits(tmp_path: Path, caplog: pytest.L
     check_same_bits(config_of(write_awq_checkpoint(tmp_path), "false"), caplog)
 
 
-@pytest.mark.parametrize("static", [False, True])
-def test_fp8_weights_give_the_same_bits(static: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("options", [{}, {"static": True}, {"strategy": "block"}], ids=str)
+def test_fp8_weights_give_the_same_bits(
+    options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Static scales of activations are not in the memory, but read by each rank."""
-    check_same_bits(config_of(write_fp8_checkpoint(tmp_path, static=static), "false"), caplog)
+    check_same_bits(config_of(write_fp8_checkpoint(tmp_path, **options), "false"), caplog)
+
+
+def test_fp8_experts_give_the_same_bits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check_same_bits(config_of(write_coded_checkpoint(tmp_path, "fp8-official", EXPERTS), "false"), caplog)
 
 
 @needs_compiler
@@ -97,6 +105,18 @@ def test_codes_give_the_same_bits(kind: str, experts: bool, tmp_path: Path, capl
 def test_so_do_those_that_weights_become(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the head, also where it is the embedding, which stays."""
     check_same_bits(config_of(make_checkpoint(tmp_path, name), "true", quantization="int4"), caplog)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["llama-wide", "qwen2-wide"])
+def test_so_do_those_that_an_earlier_start_has_kept(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_in(tmp_path / "kept", monkeypatch)
+    config = config_of(make_checkpoint(tmp_path / "checkpoint", name), "true", quantization="int4")
+    own(config)
+    assert "kept in" in caplog.text
+    check_same_bits(config, caplog)
 
 
 @needs_compiler

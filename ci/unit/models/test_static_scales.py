@@ -30,7 +30,7 @@ from inflight.models.weights import Section, WeightLoader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
-SAME = 0.05
+SAME = 0.07
 """Bound of log probabilities against the network that rounds with the same scales. Another order of additions moves an
 activation now and then to a neighbouring number of fp8, a wrong scale all of them: that is a difference above 0.1."""
 LAYER = "model.layers.1."

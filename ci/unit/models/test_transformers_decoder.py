@@ -111,7 +111,7 @@ def test_both_ways_declare_the_same_caches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["gemma3_text", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt2", "gpt_oss"])
 def test_half_precision(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     checkpoint = write_checkpoint(tmp_path, CONFIGS[name], 1, dtype=dtype)
     runner = load(tmp_path, dtype=str(dtype).removeprefix("torch."))  # which auto is not on every processor

@@ -46,53 +46,57 @@ def test_experts_in_several_files(tmp_path: Path) -> None:
     runner.close()
 
 
+def refused(checkpoint: TinyCheckpoint) -> str:
+    return refusal(checkpoint.folder, model_impl="transformers")
+
+
 def test_numbers_that_a_network_cannot_have(gpt2: TinyCheckpoint) -> None:
     change_json(gpt2.folder, n_head=5)
-    assert refusal(gpt2.folder).startswith("transformers cannot read it as GPT2LMHeadModel: ")
+    assert refused(gpt2).startswith("transformers cannot read it as GPT2LMHeadModel: ")
 
 
 def test_a_missing_tensor(gpt2: TinyCheckpoint) -> None:
     change_tensors(gpt2.folder, lambda tensors: tensors.pop("transformer.h.1.attn.c_proj.bias"))
-    assert refusal(gpt2.folder) == "the checkpoint has no tensor transformer.h.1.attn.c_proj.bias"
+    assert refused(gpt2) == "the checkpoint has no tensor transformer.h.1.attn.c_proj.bias"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_value_that_is_no_number(gpt2: TinyCheckpoint, value: float) -> None:
     name = "transformer.h.1.mlp.c_fc.weight"
     change_tensors(gpt2.folder, lambda tensors: tensors[name].view(-1).__setitem__(7, value))
-    assert refusal(gpt2.folder).startswith(f"tensor {name} holds {value}, which is no weight: the file is damaged")
+    assert refused(gpt2).startswith(f"tensor {name} holds {value}, which is no weight: the file is damaged")
 
 
 def test_a_tensor_too_many(gpt2: TinyCheckpoint) -> None:
     change_tensors(gpt2.folder, lambda tensors: tensors.update({"transformer.h.1.more": torch.zeros(3)}))
-    assert refusal(gpt2.folder).endswith("its config.json does not account for: transformer.h.1.more")
+    assert refused(gpt2).endswith("its config.json does not account for: transformer.h.1.more")
 
 
 def test_what_old_checkpoints_carry_is_no_weight(gpt2: TinyCheckpoint) -> None:
     mask = torch.ones((1, 1, 8, 8), dtype=torch.uint8)
     sample = Sample.of(gpt2, 9)
     change_tensors(gpt2.folder, lambda tensors: tensors.update({"transformer.h.1.attn.bias": mask}))
-    runner = load(gpt2.folder)
+    runner = load(gpt2.folder, model_impl="transformers")
     run(runner, [sample], [sample.work()])
     runner.close()
 
 
 def test_a_tensor_of_another_shape(gpt2: TinyCheckpoint) -> None:
     change_tensors(gpt2.folder, lambda tensors: tensors.update({"transformer.ln_f.weight": torch.zeros(3)}))
-    assert refusal(gpt2.folder) == (
-        "the checkpoint holds transformer.ln_f.weight (shape [3] where config.json asks for [64])"
-    )
+    assert refused(gpt2) == ("the checkpoint holds transformer.ln_f.weight (shape [3] where config.json asks for [64])")
 
 
 def test_a_tensor_of_another_kind(gpt2: TinyCheckpoint) -> None:
     weight = torch.zeros(64, dtype=torch.int8)
     change_tensors(gpt2.folder, lambda tensors: tensors.update({"transformer.ln_f.weight": weight}))
-    assert "tensor transformer.ln_f.weight is I8; only F32, BF16, F16 weights are supported" in refusal(gpt2.folder)
+    assert "tensor transformer.ln_f.weight is I8; only F32, BF16, F16 weights are supported" in refusal(
+        gpt2.folder, model_impl="transformers"
+    )
 
 
 def test_nothing_points_into_the_files_afterwards(gpt2: TinyCheckpoint) -> None:
     sample = Sample.of(gpt2, 9)
-    runner = load(gpt2.folder)
+    runner = load(gpt2.folder, model_impl="transformers")
     path = gpt2.folder / SINGLE_FILE
     with path.open("r+b") as file:
         file.write(bytes(path.stat().st_size))
@@ -102,25 +106,27 @@ def test_nothing_points_into_the_files_afterwards(gpt2: TinyCheckpoint) -> None:
 
 def test_pickled_weights_are_refused(gpt2: TinyCheckpoint) -> None:
     (gpt2.folder / SINGLE_FILE).rename(gpt2.folder / "pytorch_model.bin")
-    assert "its weights are pickled" in refusal(gpt2.folder)
+    assert "its weights are pickled" in refused(gpt2)
 
 
 def test_a_checkpoints_own_code_is_never_run(gpt2: TinyCheckpoint) -> None:
     witness = gpt2.folder / "witness"
     (gpt2.folder / "code.py").write_text(f"open({str(witness)!r}, 'w')\nclass Network: pass\n")
     change_json(gpt2.folder, auto_map={"AutoConfig": "code.Network", "AutoModelForCausalLM": "code.Network"})
-    load(gpt2.folder).close()
+    load(gpt2.folder, model_impl="transformers").close()
     change_json(gpt2.folder, model_type="mine", architectures=["MineForCausalLM"])
-    refusal(gpt2.folder)
+    refused(gpt2)
     assert not witness.exists()
 
 
 @pytest.mark.parametrize("architecture", ["MineForCausalLM", "GPT2ForSequenceClassification"])
 def test_a_class_that_is_no_language_model_of_transformers(gpt2: TinyCheckpoint, architecture: str) -> None:
     change_json(gpt2.folder, architectures=[architecture])
-    assert refusal(gpt2.folder).startswith(f"{architecture} is not a causal language model of transformers ")
+    assert refused(gpt2).startswith(f"{architecture} is not a causal language model of transformers ")
 
 
 def test_quantized_checkpoints_are_refused(gpt2: TinyCheckpoint) -> None:
     change_json(gpt2.folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "quantized checkpoints (gptq) are not supported with transformers' modelling code" in refusal(gpt2.folder)
+    assert "quantized checkpoints (gptq) are not supported with transformers' modelling code" in refusal(
+        gpt2.folder, model_impl="transformers"
+    )

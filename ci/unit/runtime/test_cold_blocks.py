@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compiled_network import needs_compiler
 from network_engine import BLOCK_SIZE, Engine
 from tiny_checkpoints import make_checkpoint, make_prompt
 
@@ -99,14 +100,20 @@ def test_tokens_do_not_depend_on_what_was_reused(
     engine.runner.close()
 
 
-def test_with_fp8_and_deterministic_no_bit_depends_on_it(folder: Path) -> None:
-    """Chunks, parts of cached blocks and blocks from host memory: the next tokens find the same rounded keys."""
-    fp8 = {"kv_cache_dtype": "fp8", "deterministic": True}
+@pytest.mark.parametrize(
+    ("name", "cpu_compile"), [("qwen3", "false"), pytest.param("mistral-wide", "true", marks=needs_compiler)]
+)
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_with_8_bits_no_bit_depends_on_it(kv_cache_dtype: str, name: str, cpu_compile: str, tmp_path: Path) -> None:
+    """In C++, and in torch with `deterministic`. Chunks, parts of cached blocks and blocks from host memory: the next
+    tokens find the same rounded keys."""
+    folder = make_checkpoint(tmp_path, name).folder
+    rounded = {"kv_cache_dtype": kv_cache_dtype, "deterministic": True, "cpu_compile": cpu_compile}
     plain = Engine(folder, policy=SchedulerPolicy.GUARANTEED_NO_EVICT, num_blocks=64, max_num_tokens=64,
-                   enable_reuse=False, **fp8)  # fmt: skip
+                   enable_reuse=False, **rounded)  # fmt: skip
     for each in requests():
         plain.serve([each])
-    engine = small_engine(folder, partial=True, host_bytes=HOST_BYTES, **fp8)
+    engine = small_engine(folder, partial=True, host_bytes=HOST_BYTES, **rounded)
     engine.serve(requests())
     assert engine.kv_cache.num_partially_reused_blocks > 0 and engine.kv_cache.num_onboarded_blocks > 0
     for each in requests():

@@ -247,7 +247,7 @@ def test_logits_that_are_not_finite_only_make_bad_drafts(
 
 
 def test_a_draft_model_of_transformers_code(folder: Path, tmp_path: Path, plain: Tokens) -> None:
-    config = transformers_checkpoints.CONFIGS["gpt2"]
+    config = transformers_checkpoints.CONFIGS["apertus"]
     assert config.vocab_size == CONFIGS[TARGET].vocab_size
     assert serve(folder, write_checkpoint(tmp_path, config, 4).folder, REQUESTS[:5]) == {
         key: tokens for key, tokens in plain.items() if key[0] <= 5

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from inflight.layers.attention import CacheSpec
 from inflight.runtime.kv_cache import KVCache, KVCacheShape
@@ -46,6 +47,22 @@ def test_fp8_takes_a_byte_and_the_cache_knows_its_scales() -> None:
     [layer] = KVCache(shape, NUM_BLOCKS, torch.device("cpu")).layers
     assert layer.keys.nbytes + layer.values.nbytes == (NUM_BLOCKS + 1) * shape.block_bytes
     assert (layer.k_scale, layer.v_scale) == (0.5, 0.25)
+
+
+def test_int8_takes_a_byte_and_a_float_for_each_head_of_a_token() -> None:
+    spec = CacheSpec(num_kv_heads=2, head_dim=16, dtype=torch.int8)
+    shape = KVCacheShape(layers=(spec,), block_size=4)
+    assert shape.block_bytes == 2 * 4 * 2 * (16 + 4)
+    cache = KVCache(shape, NUM_BLOCKS, torch.device("cpu"))
+    assert sum(tensor.nbytes for tensor in cache.tensors) == (NUM_BLOCKS + 1) * shape.block_bytes
+    for tensor in cache.tensors:
+        tensor.fill_(7)
+    [layer] = cache.layers
+    assert isinstance(layer.v_scale, Tensor)
+    layer.v_scale[1, 2, 0] = torch.nan
+    cache.scrub([1])
+    assert layer.v_scale[1, 2, 0] == 0.0 and (layer.v_scale == 7.0).sum() == layer.v_scale.numel() - 1
+    assert all((tensor == 7).all() for tensor in cache.tensors if tensor is not layer.v_scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)

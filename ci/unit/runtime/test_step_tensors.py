@@ -206,13 +206,14 @@ def test_layers_tell_what_they_put_out(runner: ModelRunner, checkpoint: TinyChec
 def test_compiled_layers_give_the_tensors_of_torch(tmp_path: Path) -> None:
     if cpu.unsupported_reason():
         pytest.skip(cpu.unsupported_reason())
-    wide = make_checkpoint(tmp_path, "llama-wide", torch.bfloat16)
+    # In 16 bits the last bit of a logit may decide a token, and with it all tensors behind it.
+    wide = make_checkpoint(tmp_path, "llama-wide")
     found: list[dict[str, Array]] = []
     for compiled in ("true", "false"):
         config = EngineConfig(
             gpt_model_path=str(wide.folder),
             device="cpu",
-            dtype="bfloat16",
+            dtype="float32",
             cpu_compile=compiled,
             num_threads=1,
             max_batch_size=8,
@@ -229,8 +230,7 @@ def test_compiled_layers_give_the_tensors_of_torch(tmp_path: Path) -> None:
         runner.close()
     assert set(found[0]) == set(found[1]) > EVERYTHING
     for name in found[0]:
-        if not name.endswith("token_ids"):  # those of nearly equal logits change places with the last bit
-            np.testing.assert_allclose(found[0][name], found[1][name], rtol=0, atol=0.3, err_msg=name)
+        np.testing.assert_allclose(found[0][name], found[1][name], rtol=0, atol=1e-4, err_msg=name)
 
 
 def test_a_step_nobody_asks_anything_of_computes_nothing_more(

@@ -232,5 +232,8 @@ def test_what_adds_up_decides_the_tokens_of_coarse_types_only() -> None:
         assert len({digest(dtype="float32", **{rounded: "fp8"}, **adder) for adder in ({}, *adders)}) == 4
     assert digest(dtype="float32", kv_cache_dtype="fp8") != digest(dtype="float32", kv_cache_dtype="float32")
     assert digest(dtype="float32", kv_cache_dtype="float32") == digest(dtype="float32")
+    assert digest(dtype="float32", weight_dtype="float32") == digest(dtype="float32")
+    quantised = [{}, {"weight_dtype": "int8"}, {"weight_dtype": "int4"}, {"activations": "int8"}]
+    assert len({digest(dtype="float32", **fields) for fields in quantised}) == 4
     same = {"pipeline_parallel_size": 2, "data_parallel_size": 2, "num_ranks": 4, "torch_version": "another"}
     assert digest(dtype="bfloat16", **same) == digest(dtype="bfloat16")

@@ -19,19 +19,24 @@ def decode_attention(
     scratch: Tensor | None = None,
     *,
     table_rows: Tensor | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
     deterministic: bool = False,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one token a sequence, at position seq_lens - 1, over that sequence's cached keys and values.
 
-    q (B, Hq, D) float, caches of its dtype or float8_e4m3fn (on a GPU from sm_89), `block_table` (rows, max_blocks)
-    int32, of which sequence b has row table_rows[b] (int64, (B,); None = row b). `seq_lens` (B,) int32 including the
-    new token; 0 marks a padded row, whose output is zeros. With a `sliding_window`
-    w > 0 only the last w keys are visible. The caches hold keys / k_scale and values / v_scale. Returns (B, Hq, D),
-    written to `out` if given. `scratch`, contiguous float32, holds partial results on a GPU (its size is
-    `decode_scratch_elements`, beside the launcher); without it each call allocates. `deterministic`: a row's bits
-    do not depend on the other rows of the batch, and are those of the deterministic `prefill_attention`.
+    q (B, Hq, D) float, caches of its dtype, float8_e4m3fn (on a GPU from sm_89) or int8, `block_table` (rows,
+    max_blocks) int32, of which sequence b has row table_rows[b] (int64, (B,); None = row b). `seq_lens` (B,) int32
+    including the new token; 0 marks a padded row, whose output is zeros. With a `sliding_window` w > 0 only the last w
+    keys are visible. The caches hold keys / k_scale and values / v_scale; of int8 each slot and head has a scale of its
+    own, float32 (num_blocks, block_size, Hkv), and what is read is rounded to q's dtype. With a `soft_cap` c > 0 each
+    score s becomes c tanh(s / c) before the softmax (Gemma 2). `sinks`, contiguous float32 (Hq,): each query head has
+    one more logit in its softmax, of a key that has no value (gpt-oss). Returns (B, Hq, D), written to `out` if given.
+    `scratch`, contiguous float32, holds partial results on a GPU (its size is `decode_scratch_elements`, beside the
+    launcher); without it each call allocates. `deterministic`: a row's bits do not depend on the other rows of the
+    batch, and are those of the deterministic `prefill_attention`.
     """
     result: Tensor = implementation(q, __name__).decode_attention(
         q,
@@ -47,6 +52,8 @@ def decode_attention(
         k_scale=k_scale,
         v_scale=v_scale,
         deterministic=deterministic,
+        soft_cap=soft_cap,
+        sinks=sinks,
     )
     return result
 
@@ -64,17 +71,19 @@ def prefill_attention(
     out: Tensor | None = None,
     *,
     table_rows: Tensor | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
     deterministic: bool = False,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of ragged chunks of queries over the cache, which already holds their own keys and values.
 
-    q (T, Hq, D) float, caches, their scales, `block_table` and `table_rows` as in `decode_attention`: sequence b's
-    queries are query_start_loc[b] to query_start_loc[b + 1] (int32, (B + 1,)), its last positions of seq_lens[b]
-    (int32, (B,)) in all. `max_query_len` is at least the length of the longest chunk. With a `sliding_window` w > 0 key
-    j is visible to query i only if i - w < j <= i. Returns (T, Hq, D), written to `out` if given; rows that belong to
-    no sequence are not written.
+    q (T, Hq, D) float, caches, their scales, `block_table`, `table_rows`, `soft_cap` and `sinks` as in
+    `decode_attention`: sequence b's queries are query_start_loc[b] to query_start_loc[b + 1] (int32, (B + 1,)), its
+    last positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is at least the length of the longest chunk.
+    With a `sliding_window` w > 0 key j is visible to query i only if i - w < j <= i. Returns (T, Hq, D), written to
+    `out` if given; rows that belong to no sequence are not written.
     `deterministic`: a row's bits depend neither on the rest of the batch nor on how the prompt is divided into chunks,
     be it into single tokens.
     """
@@ -93,5 +102,7 @@ def prefill_attention(
         k_scale=k_scale,
         v_scale=v_scale,
         deterministic=deterministic,
+        soft_cap=soft_cap,
+        sinks=sinks,
     )
     return result

@@ -6,6 +6,7 @@ Knows devices, dtypes and strides; knows no operation.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -110,3 +111,17 @@ def check_kv_cache(
     check_dtype("k_cache", k_cache, dtype)
     check_dtype("v_cache", v_cache, dtype)
     check_unit_stride("k_cache", k_cache)
+
+
+def check_slot_scales(k_cache: Tensor, scales: Sequence[float | Tensor]) -> None:
+    """Raise ValueError unless the scales of a cache of int8 are contiguous float32 (num_blocks, block_size,
+    num_kv_heads), as the cache is, and those of others are numbers."""
+    is_int8 = k_cache.dtype == torch.int8
+    for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
+        if isinstance(scale, Tensor) != is_int8:
+            raise ValueError(f"{name} of a cache of {k_cache.dtype} must be a {'tensor' if is_int8 else 'number'}")
+        if isinstance(scale, Tensor):
+            check_dtype(name, scale, torch.float32)
+            check_shape(name, scale, tuple(k_cache.shape[:3]))
+            if not (scale.is_contiguous() and k_cache.is_contiguous()):
+                raise ValueError(f"{name} and a cache of int8 must be contiguous")

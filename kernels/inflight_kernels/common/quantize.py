@@ -65,6 +65,14 @@ def check_scale(scale: float | None) -> None:
         raise ValueError(f"scale must be a positive number, got {scale}")
 
 
+def check_group_size(group_size: int, scale: float | None) -> None:
+    """Raise ValueError unless `group_size` is a power of two, or 0, which it is where a scale is given for all rows."""
+    if group_size < 0 or group_size & (group_size - 1):
+        raise ValueError(f"group_size must be a power of two, or 0, got {group_size}")
+    if group_size and scale is not None:
+        raise ValueError("groups have scales of their own: scale must be None where there is a group_size")
+
+
 def check_fp8_device(dtype: torch.dtype, device: torch.device) -> None:
     """Raise ValueError if `dtype` is float8_e4m3fn and `device` cannot convert to it."""
     if dtype == torch.float8_e4m3fn and device.type == "cuda" and compute_capability(device) < _FP8_CAPABILITY:

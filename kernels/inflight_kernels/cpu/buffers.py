@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from inflight_kernels.cpu.operations import NormOfSum, Place, RmsNorm
+from inflight_kernels.cpu.operations import LayerNorm, NormOfSum, Place, RmsNorm
 from inflight_kernels.cpu.recording import Recording
 
 
@@ -61,7 +61,7 @@ def share_buffers(recording: Recording) -> Buffers:
         read = operation.buffers(written=False)
         written = operation.buffers(written=True) - read
         # A norm may write over what it reads: it reads an element before it writes there.
-        is_norm = operation.kind in (RmsNorm, NormOfSum)
+        is_norm = operation.kind in (RmsNorm, NormOfSum, LayerNorm)
         if is_norm:
             release(place, read)
         for buffer in sorted(written - buffers.of.keys()):

@@ -15,7 +15,21 @@ Declaration = tuple[str | type[ctypes.Structure], str] | tuple[str | type[ctypes
 """The type of fields, in C++'s words or a structure of this kind; their names; a comment, shapes and units first."""
 
 _NUMBERS: dict[str, Any] = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
-_ENUMS = frozenset({"Instruction", "Kind", "Place", "SharedFormat", "WeightFormat"})
+_ENUMS = frozenset(
+    {
+        "Activation",
+        "CacheFormat",
+        "GroupScore",
+        "Ids",
+        "InputFormat",
+        "Instruction",
+        "Kind",
+        "Place",
+        "Scores",
+        "SharedFormat",
+        "WeightFormat",
+    }
+)
 """Each of them an int64_t."""
 
 

@@ -11,6 +11,8 @@ from dataclasses import replace
 
 from inflight_kernels.cpu.draft import Draft
 from inflight_kernels.cpu.operations import (
+    Activate,
+    ActivateAndMul,
     AddDelta,
     GatedLinear,
     Gather,
@@ -18,7 +20,6 @@ from inflight_kernels.cpu.operations import (
     NormOfSum,
     Operation,
     RmsNorm,
-    SiluAndMul,
     Sum,
 )
 from inflight_kernels.cpu.recorded_values import STEP, Unsupported
@@ -51,11 +52,11 @@ def apply(rule: Rule, draft: Draft) -> None:
 
 
 def read_padding(draft: Draft, place: int) -> None:
-    """A linear layer of all that silu_and_mul puts out reads the zeros behind it as well."""
+    """A linear layer of all that an activation puts out reads the zeros behind it as well."""
     linear = draft.operations[place]
     x = linear.value("x")
     first = draft.uses[x.buffer][0]
-    if draft.kinds([first]) != [SiluAndMul]:
+    if draft.kinds([first])[0] not in (Activate, ActivateAndMul):
         return
     activation, weight = draft.operations[first], linear.weight("weight")
     if activation.value("out") == x and activation.number("size") == weight.num_inputs:
@@ -80,11 +81,11 @@ def join_adapters(draft: Draft, place: int) -> None:
 
 
 def join_activation(draft: Draft, place: int) -> None:
-    """A linear layer computes silu_and_mul of its whole result, if nothing else uses that."""
+    """A linear layer computes activate_and_mul of its whole result, if nothing else uses that."""
     activation = draft.operations[place]
     gate_up, out, size = activation.value("x"), activation.value("out"), activation.number("size")
     uses = draft.uses[gate_up.buffer]
-    if draft.kinds(uses) != [Linear, SiluAndMul]:
+    if draft.kinds(uses) != [Linear, ActivateAndMul]:
         return
     before = uses[0]
     linear = draft.operations[before]
@@ -98,9 +99,10 @@ def join_activation(draft: Draft, place: int) -> None:
             GatedLinear,
             **{name: replace(weight, gated=True) for name, weight in weights.items()},
             out=out,
-            # Of joined weights both halves are padded, and silu(0) * 0 = 0.
+            # Of joined weights both halves are padded, and f(0) * 0 = 0.
             num_outputs=draft.width_of(out),
             num_deltas=size,
+            activation=activation.fields["activation"],
         ),
     )
 
@@ -139,7 +141,7 @@ def join_sum(draft: Draft, place: int) -> None:
 RULES: dict[Rule, type[Operation]] = {
     read_padding: Linear,
     join_adapters: AddDelta,
-    join_activation: SiluAndMul,  # of a layer and its adapters
+    join_activation: ActivateAndMul,  # of a layer and its adapters
     join_sum: RmsNorm,
 }
 """Rule -> the operation that it looks at, in the order in which they are applied."""

@@ -1,16 +1,20 @@
 """The C++ of `native/`, compiled for a set of instructions that this machine has, and loaded. It is compiled once and
-kept on disk.
+kept on disk, unless a wheel has brought it.
 
 The cache is one private folder of files named after all that went into them (sources, options, compiler), so that a
 file is either right or not found; each ends with a digest of itself, so that one that is damaged is made anew and never
-loaded. There also lies which instructions are fastest here. Knows what the functions take, not what they are for.
+loaded. There also lies which instructions are fastest here. A wheel's libraries (prebuilt.py) lie beside this module,
+where nothing is ever written, and are named after sources and options alone: they serve machines without a compiler.
+Knows what the functions take, not what they are for.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -36,9 +40,9 @@ from inflight_kernels.cpu.instructions import (
 from inflight_kernels.cpu.operations import layout
 from inflight_kernels.cpu.variants import (
     AMX,
-    AVX2,
     AVX512_BF16,
     DTYPES,
+    VARIANTS,
     Variant,
     forced_variant,
     processor_flags,
@@ -49,7 +53,11 @@ from inflight_kernels.cpu.variants import (
 logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "native"
-_OPTIONS = ("-O3", "-ffp-contract=off", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
+_PREBUILT = Path(__file__).parent / "libraries"
+"""Of a wheel; a source checkout has no such folder."""
+LANGUAGE = ("-ffp-contract=off", "-std=c++17", "-fopenmp")
+"""What decides of results, among the compiler's options."""
+_OPTIONS = ("-O3", *LANGUAGE, "-fPIC", "-shared", "-fvisibility=hidden")
 """Hidden: tables inside inline functions would be those of the library that was loaded first, for all that come after
 it, and so would be the instructions that they point at."""
 _ELEMENTS = {torch.float32: "float", torch.float16: "F16", torch.bfloat16: "Bf16"}
@@ -83,7 +91,7 @@ class NativeLibrary:
     functions: CDLL
     """They let other Python threads run meanwhile."""
     dtype: torch.dtype
-    """Of activations, plain weights and cache."""
+    """Of activations and plain weights."""
     variant: Variant
     instructions: Instructions
 
@@ -105,21 +113,25 @@ def multiplies_bfloat16() -> bool:
 
 def unsupported_reason() -> str:
     """Why this machine cannot have the library, as half a sentence; empty if it can."""
+    if not VARIANTS:
+        return f"there are no layers in C++ for {platform.machine()}"
     if not variants_here():
-        return f"this processor has no {', '.join(sorted(AVX2.needs - processor_flags()))}"
-    if not _find_compiler():
-        named = os.environ.get("CXX")
-        return f"CXX names no program: {named}" if named else "no C++ compiler was found; install g++"
-    return ""
+        return f"this processor has no {', '.join(sorted(VARIANTS[-1].needs - processor_flags()))}"
+    if _find_compiler():
+        return ""
+    prebuilt = [
+        _prebuilt_file("program", program_options(variant, dtype)) for variant in variants_here() for dtype in DTYPES
+    ]
+    return "" if any(map(_is_whole, prebuilt)) else f"{_why_not_prebuilt(*prebuilt)}, and {_why_no_compiler()}"
 
 
 def load_library(
     dtype: torch.dtype = torch.bfloat16, instruction: Instruction | None = None, order: Order = Order.AUTO
 ) -> NativeLibrary:
-    """The library for `dtype`, from the cache or compiled now (a few seconds): of the variant that the environment
-    names, else of the best one here that the compiler knows. Call it once torch is loaded: its threads are those of the
-    libgomp.so.1 that torch has brought. `instruction`: the one that multiplies bfloat16; else what the environment
-    names, else what is fastest in `order`.
+    """The library for `dtype`, from the wheel, from the cache or compiled now (a few seconds): of the variant that the
+    environment names, else of the best one here that the wheel has or the compiler knows. Call it once torch is loaded:
+    its threads are those of the libgomp.so.1 that torch has brought. `instruction`: the one that multiplies bfloat16;
+    else what the environment names, else what is fastest in `order`.
 
     Raises LibraryUnavailable.
     """
@@ -127,7 +139,7 @@ def load_library(
         raise LibraryUnavailable(f"there are no layers in C++ for {dtype}")
     try:
         forced, chosen = forced_variant(), instruction or forced_instruction()
-        candidates = [forced] if forced else variants_here(dtype)
+        candidates = [forced] if forced else variants_here()
         if chosen and dtype == torch.bfloat16:
             candidates = [each for each in candidates if chosen.needs <= each.needs]
             if not candidates:
@@ -155,9 +167,8 @@ def _load_best(
     are right."""
     unavailable = LibraryUnavailable("this processor has no variant of the C++ layers")
     for variant in candidates:
-        options = (*variant.options, f"-DINFLIGHT_ELEMENT={_ELEMENTS[dtype]}")
         try:
-            functions, path = _load("program", _PROGRAM, options)
+            functions, path = _load("program", _PROGRAM, program_options(variant, dtype))
         except LibraryUnavailable as error:
             # An older compiler does not know the newest instructions.
             unavailable = error
@@ -191,18 +202,69 @@ def _instructions(
 
 
 def _load(name: str, functions: _Functions, options: Sequence[str]) -> tuple[CDLL, Path]:
-    """What is made of `name`.cpp, and where it lies."""
-    compiler = _find_compiler()
-    if not compiler:
-        raise LibraryUnavailable("no C++ compiler was found")
-    path = cache_folder("cpu") / f"{name}-{_key(compiler, options)}.so"
-    if not _is_whole(path):
-        _compile(name, compiler, options, path)
-    library = CDLL(str(path))
+    """What is made of `name`.cpp, and beside which path in the cache lies what is measured of it."""
+    prebuilt = _prebuilt_file(name, options)
+    if _is_whole(prebuilt):
+        library, path = CDLL(str(prebuilt)), _in_cache(prebuilt)
+    else:
+        if prebuilt.exists():
+            _warn_of(prebuilt)
+        if not _find_compiler():
+            raise LibraryUnavailable(f"{_why_not_prebuilt(prebuilt)}, and {_why_no_compiler()}")
+        path = compiled_file(name, options)
+        library = CDLL(str(path))
     for each, (result, arguments) in functions.items():
         function = getattr(library, each)
         function.restype, function.argtypes = result, arguments
     return library, path
+
+
+def compiled_file(name: str, options: Sequence[str]) -> Path:
+    """Where the cache has what is made of `name`.cpp, which is compiled now unless it is there. Raises OSError and
+    LibraryUnavailable."""
+    compiler = _find_compiler()
+    if not compiler:
+        raise LibraryUnavailable(_why_no_compiler())
+    path = cache_folder("cpu") / f"{name}-{_key(compiler, options)}.so"
+    if not _is_whole(path):
+        _compile(name, compiler, options, path)
+    return path
+
+
+def program_options(variant: Variant, dtype: torch.dtype) -> tuple[str, ...]:
+    """The compiler's, for program.cpp."""
+    return (*variant.options, f"-DINFLIGHT_ELEMENT={_ELEMENTS[dtype]}")
+
+
+def prebuilt_name(name: str, options: Sequence[str]) -> str:
+    """Of the file in a wheel. Neither compiler nor torch is part of it: whoever has the wheel may have no compiler, and
+    of torch only the libgomp.so.1 matters, which any from gcc 6 on can be."""
+    return f"{name}-{_digest_of_sources(*_OPTIONS, *options)}.so"
+
+
+def _prebuilt_file(name: str, options: Sequence[str]) -> Path:
+    return _PREBUILT / prebuilt_name(name, options)
+
+
+def _why_not_prebuilt(*files: Path) -> str:
+    """Half a sentence."""
+    damaged = [str(path) for path in files if path.exists()]
+    return f"{damaged[0]} is damaged" if damaged else "no library was built ahead for this processor"
+
+
+@functools.cache
+def _warn_of(prebuilt: Path) -> None:
+    """Once in each process."""
+    logger.warning("%s is damaged and is not loaded; install the wheel anew", prebuilt)
+
+
+def _in_cache(prebuilt: Path) -> Path:
+    """Its place there if it were compiled here; one that nobody can write to where there is no cache."""
+    try:
+        return cache_folder("cpu") / prebuilt.name
+    except OSError as error:
+        logger.info("what is measured of this processor cannot be kept: %s", error)
+        return Path(os.devnull, prebuilt.name)
 
 
 def _compare_layouts(functions: CDLL) -> None:
@@ -230,12 +292,16 @@ def _compile(name: str, compiler: Sequence[str], options: Sequence[str], path: P
             errors = [line for line in finished.stderr.splitlines() if "error" in line]
             reason = errors[0] if errors else finished.stderr.strip()[:200] or f"it ended with {finished.returncode}"
             raise LibraryUnavailable(f"{' '.join(compiler)} failed: {reason}")
-        digest = _digest(built.read_bytes())
-        with open(built, "ab") as whole:
-            # Whoever loads a library does not look behind its last section.
-            whole.write(digest)
+        append_digest(built)
         # Ranks may build the same library at once: whoever is last replaces an equal file.
         os.replace(built, path)
+
+
+def append_digest(library: Path) -> None:
+    """By which it is known to be whole. Whoever loads a library does not look behind its last section."""
+    digest = _digest(library.read_bytes())
+    with open(library, "ab") as whole:
+        whole.write(digest)
 
 
 def _digest(content: bytes) -> bytes:
@@ -249,10 +315,19 @@ def _find_compiler() -> list[str]:
     return command if command and shutil.which(command[0]) else []
 
 
+def _why_no_compiler() -> str:
+    named = os.environ.get("CXX")
+    return f"CXX names no program: {named}" if named else "no C++ compiler was found; install g++"
+
+
 def _key(compiler: Sequence[str], options: Sequence[str]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return _digest_of_sources(version, *compiler, *_OPTIONS, *options, torch.__version__)
+
+
+def _digest_of_sources(*made_with: str) -> str:
     digest = hashlib.blake2b(digest_size=12)
-    for part in (version, *compiler, *_OPTIONS, *options, torch.__version__):
+    for part in made_with:
         digest.update(part.encode() + b"\0")
     for source in sorted(_SOURCES.rglob("*.*")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())

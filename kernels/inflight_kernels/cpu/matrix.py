@@ -11,6 +11,8 @@ from inflight_kernels.cpu.fields import Fields
 
 MAX_GROUP_SIZE = 512
 """Inputs of a group of codes. Larger ones are stored as several with the same scale."""
+MAX_INTEGERS = 1 << 17
+"""Inputs of a group that is multiplied in whole numbers: more might give sums beyond 32 bits."""
 
 
 class WeightFormat(enum.IntEnum):
@@ -22,6 +24,13 @@ class WeightFormat(enum.IntEnum):
     INT4 = 3
     FP4 = 4
     NF4 = 5
+
+
+class InputFormat(enum.IntEnum):
+    """Of the inputs that codes are multiplied with: elements, or quantised to 8 bits (native/integer_products.h)."""
+
+    KEPT = 0
+    INT8 = 1
 
 
 class SharedFormat(enum.IntEnum):
@@ -42,9 +51,10 @@ class Matrix(ctypes.Structure):
         ("const void*", "scales", "(panels, num_groups, 32); of plain weights null, and so are zeros."),
         ("const void*", "zeros", "(panels, num_groups, 32); null where all are 0."),
         ("WeightFormat", "format"),
+        ("InputFormat", "inputs"),
         ("SharedFormat", "scale_format zero_format"),
         ("int64_t", "num_inputs", "A multiple of 32."),
-        ("int64_t", "num_groups group_size", "Inputs of a group, a multiple of 32; the last one may have fewer."),
+        ("int64_t", "num_groups group_size", "Inputs of a group, 16 or a multiple of 32; the last one may have fewer."),
     )
 
 

@@ -12,17 +12,21 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.cpu.fields import declarations_of, name_in_cpp
 from inflight_kernels.cpu.instructions import Instruction
-from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, SharedFormat, WeightFormat
+from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, InputFormat, SharedFormat, WeightFormat
 from inflight_kernels.cpu.operations import (
     KINDS,
     STRUCTURES,
+    CacheFormat,
+    Ids,
     Operation,
     Place,
     layout,
     structure_of,
 )
+from inflight_kernels.moe.routing import GroupScore, Scores
 
 HEADER = Path(__file__).parent / "native" / "operation_fields.h"
 _WIDTH = 120
@@ -42,7 +46,7 @@ _END = """\
 """
 
 
-ENUMS = (Place, WeightFormat, SharedFormat)
+ENUMS = (Place, Ids, Activation, CacheFormat, WeightFormat, InputFormat, SharedFormat, Scores, GroupScore)
 
 
 def header() -> str:

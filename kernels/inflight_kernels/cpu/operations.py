@@ -26,10 +26,42 @@ class Value(ctypes.Structure):
     _fields_ = Fields(("int64_t", "buffer column"))
 
 
-class Cache(ctypes.Structure):
-    """One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim)."""
+class CacheFormat(enum.IntEnum):
+    """Of stored keys and values: of the program's element type, fp8 (native/formats.h) or whole numbers of 8 bits."""
 
-    _fields_ = Fields(("Element*", "keys values"), ("int64_t", "block_size num_kv_heads head_dim"))
+    ELEMENT = 0
+    FP8 = 1
+    INT8 = 2
+
+
+class Cache(ctypes.Structure):
+    """One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim). Fp8 holds keys / key_scale and
+    values / value_scale, divided when they have been rounded to elements, clamped to +-448 and rounded to nearest, ties
+    to even. It is read without another rounding: elements have every number of fp8, and the scales multiply scores and
+    the result of attention, in float32. No number stays none. Each head of a token in INT8 has a scale of its own
+    (native/quantize.h), and what is read is rounded to elements."""
+
+    _fields_ = Fields(
+        ("void*", "keys values"),
+        ("CacheFormat", "format"),
+        ("int64_t", "block_size num_kv_heads head_dim"),
+        ("float", "key_scale value_scale", "Of fp8; else 1."),
+        ("float*", "key_scales value_scales", "(blocks, block_size, num_kv_heads), of INT8; else null."),
+    )
+
+
+class NativeNormWeight(ctypes.Structure):
+    """What a norm multiplies with, as many as it has columns: elements, before which the normalised values are rounded,
+    or float32 (then only the product is rounded), or, both null, nothing."""
+
+    _fields_ = Fields(("const Element*", "elements"), ("const float*", "floats"))
+
+
+class Ids(enum.IntEnum):
+    """Which number of a token names its row of a table: itself, or its position."""
+
+    TOKEN = 0
+    POSITION = 1
 
 
 class Operation(ctypes.Structure):
@@ -40,13 +72,16 @@ class Operation(ctypes.Structure):
 
 
 class Embedding(Operation):
-    """out = table[token id], or a row that the batch gives. Of several ranks each holds a part of the table, and gives
-    zeros for the tokens of other parts; the part that begins with token 0 has the rows that the batch gives."""
+    """out = table[id] * factor; of token ids, or a row that the batch gives, as it is. Of several ranks each holds a
+    part of the table, and gives zeros for the ids of other parts; the part that begins with id 0 has the rows that the
+    batch gives."""
 
     _fields_ = Fields(
         (Value, "out"),
-        ("const Element*", "table", "(num_rows, size), not packed; its first row is that of token `first`."),
+        ("const Element*", "table", "(num_rows, size), not packed; its first row is that of id `first`."),
         ("int64_t", "first num_rows size"),
+        ("Ids", "ids"),
+        ("float", "factor"),
     )
 
 
@@ -102,33 +137,52 @@ class Linear(Operation):
 
 
 class GatedLinear(Linear):
-    """out = silu(gate) * up of a linear layer whose outputs are gate and up, `num_outputs` of each, a multiple of 16.
+    """out = f(gate) * up of a linear layer whose outputs are gate and up, `num_outputs` of each, a multiple of 16.
     Panels of the weight have 16 rows of gate and 16 rows of up. The bias has all of gate before all of up, and so has
     delta, `num_deltas` of each."""
 
-    _fields_ = Fields(("int64_t", "num_deltas"))
+    _fields_ = Fields(("int64_t", "num_deltas"), ("Activation", "activation"))
 
 
 class Experts(Operation):
-    """out = the weighted sum of what the chosen experts of each token compute of x: down (silu(gate) * up). The largest
-    of the logits choose, and their softmax weighs."""
+    """out = the weighted sum of what the chosen experts of each token compute of x: down (f(gate) * up). moe/routing.py
+    says which are chosen, and what their weights are."""
 
     _fields_ = Fields(
         (Value, "x logits out"),
         (Matrix, "gate_up down", "Of all experts, each packed as the layers of a gated feed-forward."),
+        (
+            "const Element*",
+            "gate_up_bias",
+            "(num_experts, 2 * inner_size), of each all of gate before all of up; or null.",
+        ),
+        ("const Element*", "down_bias", "(num_experts, size), or null."),
+        ("Activation", "activation"),
         ("int64_t", "num_experts num_chosen"),
-        ("int64_t", "renormalizes", "Whether the weights of the chosen ones sum to 1."),
+        ("Scores", "scores"),
+        ("GroupScore", "group_score"),
+        ("int64_t", "num_groups num_chosen_groups"),
+        ("const float*", "choice_bias", "(num_experts), added to what is compared; or null."),
+        ("int64_t", "renormalizes", "Whether the weights of the chosen ones sum to `scale`."),
+        ("float", "scale", "Of the weights."),
         ("int64_t", "size", "Of x and out; a multiple of 32."),
         ("int64_t", "inner_size", "Outputs of gate, and of up; a multiple of 32."),
     )
 
 
-class SiluAndMul(Operation):
-    """out = silu(gate) * up. x has all of gate before all of up, `size` of each."""
+class Activate(Operation):
+    """out = f(x)."""
 
     _fields_ = Fields(
-        (Value, "x"), (Value, "out", "Behind `size` columns it has zeros up to a multiple of 32."), ("int64_t", "size")
+        (Value, "x"),
+        (Value, "out", "Behind `size` columns it has zeros up to a multiple of 32."),
+        ("int64_t", "size"),
+        ("Activation", "activation"),
     )
+
+
+class ActivateAndMul(Activate):
+    """out = f(gate) * up. x has all of gate before all of up, `size` of each."""
 
 
 class Scale(Operation):
@@ -137,12 +191,30 @@ class Scale(Operation):
     _fields_ = Fields((Value, "x out"), ("int64_t", "size"), ("float", "factor"))
 
 
+class SoftCap(Operation):
+    """out = cap * tanh(x / cap)."""
+
+    _fields_ = Fields((Value, "x out"), ("int64_t", "size"), ("float", "cap"))
+
+
+class Add(Operation):
+    """out = x + y."""
+
+    _fields_ = Fields((Value, "x y out"), ("int64_t", "size"))
+
+
+class SigmoidMul(Operation):
+    """out = x * sigmoid(gate)."""
+
+    _fields_ = Fields((Value, "x gate out"), ("int64_t", "size"), ("int64_t", "gate_size", "Of gate: 1, or as of x."))
+
+
 class RmsNorm(Operation):
     """sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight."""
 
     _fields_ = Fields(
         (Value, "x residual out sum"),
-        ("const Element*", "weight", "(size), or null for a sum without its norm."),
+        (NativeNormWeight, "weight", "Null for a sum without its norm."),
         ("int64_t", "size", "A multiple of 16."),
         ("float", "eps"),
     )
@@ -154,6 +226,17 @@ class NormOfSum(RmsNorm):
     of `sum`, which only the next one reads, as its residual."""
 
 
+class LayerNorm(Operation):
+    """sum = x + residual; out = norm(sum) * weight + bias. Without a residual (buffer -1): of x."""
+
+    _fields_ = Fields(
+        (Value, "x residual out sum"),
+        ("const Element*", "weight bias", "(size) each; the bias may be null."),
+        ("int64_t", "size", "A multiple of 16."),
+        ("float", "eps"),
+    )
+
+
 class RopeAndKvWrite(Operation):
     """Rotates the queries in place and the keys into the cache; copies the values there."""
 
@@ -163,7 +246,8 @@ class RopeAndKvWrite(Operation):
         ("int64_t", "num_heads"),
         ("const float*", "cos_sin", "(positions, rotary_dim): cosines, then sines."),
         ("int64_t", "rotary_dim", "Leading elements of a head that are rotated."),
-        ("const Element*", "query_norm key_norm", "(head_dim), or null for both."),
+        ("int64_t", "adjacent_pairs", "Whether elements 2 i and 2 i + 1 are a pair; else i and i + rotary_dim / 2."),
+        (NativeNormWeight, "query_norm key_norm", "(head_dim), or null for both."),
         ("float", "norm_eps"),
     )
 
@@ -177,6 +261,8 @@ class Attention(Operation):
         ("int64_t", "num_heads"),
         ("int64_t", "sliding_window", "Last keys that a token sees, itself included; 0 = all."),
         ("float", "scale"),
+        ("float", "soft_cap", "Each score becomes soft_cap * tanh(score / soft_cap); 0 = it stays."),
+        ("const float*", "sinks", "(num_heads): one more logit of each head, without a key or value; null = none."),
     )
 
 
@@ -197,10 +283,15 @@ KINDS: tuple[type[Operation], ...] = (
     Linear,
     GatedLinear,
     Experts,
-    SiluAndMul,
+    Activate,
+    ActivateAndMul,
     Scale,
+    SoftCap,
+    Add,
+    SigmoidMul,
     RmsNorm,
     NormOfSum,
+    LayerNorm,
     RopeAndKvWrite,
     DecodeAttention,
     PrefillAttention,
@@ -287,6 +378,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     Value,
     Matrix,
     Cache,
+    NativeNormWeight,
     *dict.fromkeys(map(structure_of, KINDS)),
     NativeBatch,
     Ranks,

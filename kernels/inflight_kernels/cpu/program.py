@@ -9,11 +9,23 @@ from ctypes import c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.buffers import share_buffers
 from inflight_kernels.cpu.library import NativeLibrary
 from inflight_kernels.cpu.matrix import Matrix
-from inflight_kernels.cpu.operations import KINDS, Cache, NativeBatch, NativeProgram, Operation, Place, Ranks, Value
+from inflight_kernels.cpu.operations import (
+    KINDS,
+    Cache,
+    CacheFormat,
+    NativeBatch,
+    NativeNormWeight,
+    NativeProgram,
+    Operation,
+    Place,
+    Ranks,
+    Value,
+)
 from inflight_kernels.cpu.recording import (
     NOWHERE,
     Bias,
@@ -21,6 +33,7 @@ from inflight_kernels.cpu.recording import (
     Columns,
     Constant,
     Field,
+    NormWeight,
     Recorded,
     Recording,
     Weight,
@@ -32,6 +45,7 @@ PACKED_AT_ONCE = 32 * 2**20
 share would each have a copy of it."""
 
 
+CACHE_FORMATS = {torch.float8_e4m3fn: CacheFormat.FP8, torch.int8: CacheFormat.INT8}
 PANEL_ROWS = 32
 """Rows behind a step's tokens that products may read."""
 
@@ -92,6 +106,7 @@ class Program:
             packed_at_once=PACKED_AT_ONCE,
             ranks=Ranks() if ranks is None else Ranks(ranks.address, ranks.rank, ranks.size),
         )
+        self._program = ctypes.addressof(self._native)
         self._width = buffers.widths[output]
         self._columns = slice(recording.output.start, recording.output.start + recording.output_size)
         self._workspace = workspace or Workspace()
@@ -103,7 +118,7 @@ class Program:
         """
         threads = torch.get_num_threads()
         native_batch = _native_batch(x, batch)
-        program, step = ctypes.addressof(self._native), ctypes.addressof(native_batch)
+        program, step = self._program, ctypes.addressof(native_batch)
         workspace = self._workspace.address(self._functions.inflight_workspace_bytes(program, step))
         out = torch.empty((x.shape[0], self._width), dtype=self.dtype)
         self._functions.inflight_run(program, step, threads, _address(x), out.data_ptr(), workspace)
@@ -120,10 +135,11 @@ class _Lowering:
     def operation(self, recorded: Recorded) -> Operation:
         native = recorded.kind(kind=KINDS.index(recorded.kind))
         for name, value in recorded.fields.items():
-            setattr(native, name, self._field(value))
+            if value is not None:  # what is None is null already, also in structures
+                setattr(native, name, self._field(value))
         return native
 
-    def _field(self, value: Field) -> Value | Cache | Matrix | tuple[int, ...] | float | None:
+    def _field(self, value: Field) -> Value | Cache | Matrix | NativeNormWeight | tuple[int, ...] | float | None:
         match value:
             case Columns():
                 return Value(-1 if value == NOWHERE else self._buffers[value.buffer], value.start)
@@ -133,9 +149,17 @@ class _Lowering:
                 return self._packer.pack(value)
             case Bias():
                 return self._packer.copy(value)
+            case NormWeight():
+                address = value.constant.address
+                return NativeNormWeight(floats=address) if value.is_wide else NativeNormWeight(elements=address)
+            case Activation():
+                return list(Activation).index(value)
             case CacheTensors():
                 _, block_size, num_kv_heads, head_dim = value.keys.tensor.shape
-                return Cache(value.keys.address, value.values.address, block_size, num_kv_heads, head_dim)
+                keys, values = value.keys.address, value.values.address
+                cache_format = CACHE_FORMATS.get(value.keys.tensor.dtype, CacheFormat.ELEMENT)
+                addresses = (scales.address for scales in value.slot_scales or ())
+                return Cache(keys, values, cache_format, block_size, num_kv_heads, head_dim, *value.scales, *addresses)
             case _:
                 return value
 

@@ -6,15 +6,19 @@ A tensor is what its storage is: views of it are columns of the same buffer. Wha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from inflight_kernels.cpu.recording import CacheTensors, Columns, Constant, Grouping, Weight
-from inflight_kernels.matmul.coded_weight import CodedWeight
+from inflight_kernels.cpu.matrix import MAX_INTEGERS
+from inflight_kernels.cpu.recording import CacheTensors, Columns, Constant, Grouping, NormWeight, Weight
+from inflight_kernels.matmul.coded_weight import CodedWeight, Inputs
 
 STEP = 32
 """Products read inputs in multiples of it."""
+HALF_STEP = STEP // 2
+"""The least inputs of a group of codes."""
 HEAD_DIMS = range(STEP, 256 + 1, STEP)
 
 
@@ -92,8 +96,12 @@ class RecordedValues:
         """The matrix of a product, or those of experts. `shape`: (…, outputs, inputs), as it must be."""
         if isinstance(weight, Tensor):
             return Weight(self.constant(weight, what, shape), shape[-1], gated=gated)
-        if weight.shape != tuple(shape) or weight.group_size % STEP:
-            raise Unsupported(f"{what} has no codes of shape {tuple(shape)} in groups of a multiple of {STEP}")
+        is_grouped = weight.group_size % STEP == 0 or (weight.group_size == HALF_STEP and weight.code.is_whole)
+        if weight.shape != tuple(shape) or not is_grouped:
+            groups = f"groups of a multiple of {STEP}, or of {HALF_STEP} whole numbers"
+            raise Unsupported(f"{what} has no codes of shape {tuple(shape)} in {groups}")
+        if weight.inputs is Inputs.INT8 and min(weight.group_size, shape[-1]) > MAX_INTEGERS:
+            raise Unsupported(f"{what} has groups of more than {MAX_INTEGERS} inputs, for sums of whole numbers")
 
         def constant(tensor: Tensor, of_what: str) -> Constant:
             return self.constant(tensor, f"{of_what} of {what}", tensor.shape, tensor.dtype)
@@ -103,22 +111,43 @@ class RecordedValues:
             scales=constant(weight.scales, "the scales"),
             zeros=None if weight.zeros is None else constant(weight.zeros, "the zeros"),
             group_size=weight.group_size,
+            inputs=weight.inputs,
         )
         return Weight(constant(weight.codes, "the codes"), shape[-1], grouping, gated)
 
-    def optional(self, tensor: Tensor | None, what: str, shape: Sequence[int]) -> Constant | None:
-        return None if tensor is None else self.constant(tensor, what, shape)
+    def optional(
+        self, tensor: Tensor | None, what: str, shape: Sequence[int], dtype: torch.dtype | None = None
+    ) -> Constant | None:
+        return None if tensor is None else self.constant(tensor, what, shape, dtype)
 
-    def cache(self, keys: Tensor, values: Tensor, head_dim: int, scales: tuple[float, float]) -> CacheTensors:
+    def norm_weight(self, weight: Tensor, size: int) -> NormWeight:
+        is_wide = weight.dtype == torch.float32 != self._dtype
+        dtype = torch.float32 if is_wide else None
+        return NormWeight(self.constant(weight, "a norm's weight", (size,), dtype), is_wide)
+
+    def cache(
+        self, keys: Tensor, values: Tensor, head_dim: int, k_scale: float | Tensor, v_scale: float | Tensor
+    ) -> CacheTensors:
         if head_dim not in HEAD_DIMS:
             most = HEAD_DIMS[-1]
             raise Unsupported(f"a head has {head_dim} elements, which is not a multiple of {STEP} up to {most}")
-        if scales != (1.0, 1.0):
-            raise Unsupported("C++ has no scaled KV cache")
+        dtype = keys.dtype if keys.dtype in (torch.float8_e4m3fn, torch.int8) else self._dtype
         shape = (*keys.shape[:3], head_dim)
-        return CacheTensors(
-            self.constant(keys, "the cache of keys", shape), self.constant(values, "the cache of values", shape)
+        cache = CacheTensors(
+            keys=self.constant(keys, "the cache of keys", shape, dtype),
+            values=self.constant(values, "the cache of values", shape, dtype),
         )
+        if isinstance(k_scale, Tensor) and isinstance(v_scale, Tensor) and dtype == torch.int8:
+            of_keys, of_values = (
+                self.constant(scales, "the scales of a cache", shape[:3], torch.float32)
+                for scales in (k_scale, v_scale)
+            )
+            return replace(cache, slot_scales=(of_keys, of_values))
+        if isinstance(k_scale, Tensor) or isinstance(v_scale, Tensor) or dtype == torch.int8:
+            raise Unsupported("a KV cache of int8 has scales for keys and values of each slot, and no other has them")
+        if dtype == self._dtype and (k_scale, v_scale) != (1.0, 1.0):
+            raise Unsupported("a KV cache has scales, and is neither fp8 nor int8")
+        return replace(cache, scales=(k_scale, v_scale))
 
 
 def storage_of(tensor: Tensor) -> int:

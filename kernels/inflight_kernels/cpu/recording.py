@@ -9,9 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.operations import Operation
-from inflight_kernels.matmul.coded_weight import Code
+from inflight_kernels.matmul.coded_weight import Code, Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Grouping:
     scales: Constant
     zeros: Constant | None
     group_size: int
+    inputs: Inputs = Inputs.KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +74,31 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """Of a linear layer. `gated`: as its weight."""
+    """Of a linear layer, or those of experts, which have one more dimension. `gated`: as its weight."""
 
     constant: Constant
     gated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
+class NormWeight:
+    """Of a norm. `is_wide`: float32, where elements are not."""
+
+    constant: Constant
+    is_wide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CacheTensors:
     keys: Constant
     values: Constant
+    scales: tuple[float, float] = (1.0, 1.0)
+    """Of keys and of values, see Cache."""
+    slot_scales: tuple[Constant, Constant] | None = None
+    """Those of each slot and head."""
 
 
-Field = Columns | Constant | Weight | Bias | CacheTensors | tuple[int, ...] | float | None
+Field = Columns | Constant | Weight | Bias | NormWeight | CacheTensors | Activation | tuple[int, ...] | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +152,7 @@ class Recording:
     """A network's operations in order, over buffers of a row for each token."""
 
     dtype: torch.dtype
-    """Of all values, of plain weights and of the cache."""
+    """Of all values and of plain weights; the cache may be fp8."""
     operations: tuple[Recorded, ...]
     widths: tuple[int, ...]
     """Columns of each buffer, numbered in the order of their first use."""
@@ -148,6 +162,13 @@ class Recording:
     output_size: int
     ranks: RankPlace | None
     """The ranks that compute it together; None = it does not exchange anything."""
+
+    @property
+    def quantizes_inputs(self) -> bool:
+        """Whether a product takes its inputs in whole numbers."""
+        fields = (value for operation in self.operations for value in operation.fields.values())
+        groupings = (value.grouping for value in fields if isinstance(value, Weight))
+        return any(grouping is not None and grouping.inputs is Inputs.INT8 for grouping in groupings)
 
     @cached_property
     def uses(self) -> Mapping[int, tuple[int, ...]]:

@@ -1,5 +1,5 @@
 """Which operations of torch itself may run while a network is recorded: those that compute nothing from its tensors,
-and a product with a number, which C++ has.
+a product with a number, and a sum of two of them, which C++ has.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ class TorchOperations(TorchDispatchMode):
     """Sees every operation of torch. Raises Unsupported for one that computes with a meta tensor, but for views and
     what the recorder notes."""
 
-    def __init__(self, scale: Callable[[Tensor, float], Tensor]) -> None:
-        """`scale`: notes the product of a meta tensor with a number, and gives its result."""
+    def __init__(self, scale: Callable[[Tensor, float], Tensor], add: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """They note the product of a meta tensor with a number, or the sum of two (T, columns), and give its result."""
         super().__init__()
         self._scale = scale
+        self._add = add
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -47,6 +48,10 @@ class TorchOperations(TorchDispatchMode):
                 return result
         if func is torch.ops.aten.mul.Tensor and isinstance(args[1], float | int) and args[0].is_meta:
             return self._scale(args[0], float(args[1]))
+        if func is torch.ops.aten.add.Tensor and not kwargs and [each.dim() for each in inputs] == [2, 2]:
+            x, y = inputs
+            if x.shape == y.shape:
+                return self._add(x, y)
         raise Unsupported(f"C++ has no operation {func.overloadpacket}")
 
 

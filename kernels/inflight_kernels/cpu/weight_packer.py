@@ -16,10 +16,10 @@ from torch import Tensor
 
 from inflight_kernels.cpu.huge_pages import HugePageArena
 from inflight_kernels.cpu.library import NativeLibrary
-from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, Matrix, SharedFormat, WeightFormat, plain_matrix
+from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, InputFormat, Matrix, SharedFormat, WeightFormat, plain_matrix
 from inflight_kernels.cpu.recorded_values import STEP
 from inflight_kernels.cpu.recording import Bias, Constant, Grouping, Recording, Weight
-from inflight_kernels.matmul.coded_weight import Code, CodedWeight, join_halves
+from inflight_kernels.matmul.coded_weight import Code, CodedWeight, Inputs, join_halves
 
 SHARED_FORMATS = {
     torch.float32: SharedFormat.F32,
@@ -27,6 +27,8 @@ SHARED_FORMATS = {
     torch.bfloat16: SharedFormat.BF16,
     torch.int8: SharedFormat.INT8,
 }
+INTEGER_STEP = 64
+"""Inputs of a step of whole numbers."""
 FP8_UNIT = 2.0**8
 """C++ reads codes of fp8 as float16 has their bits: numbers that are smaller by this."""
 
@@ -77,7 +79,7 @@ class WeightPacker:
         """The address of its elements; where gate and up are joined, both with zeros up to a multiple of 32."""
         if bias not in self._biases:
             tensor = self._shaped(bias.constant)
-            self._biases[bias] = self._kept(_join(tensor) if bias.gated else tensor)
+            self._biases[bias] = self._kept(_join_bias(tensor) if bias.gated else tensor)
             self._release(bias)
         return self._biases[bias].data_ptr()
 
@@ -99,12 +101,14 @@ class WeightPacker:
     def _pack_codes(self, codes: Tensor, grouping: Grouping, *, gated: bool) -> tuple[Matrix, tuple[Tensor, ...]]:
         scales = self._shaped(grouping.scales)
         zeros = None if grouping.zeros is None else self._shaped(grouping.zeros)
-        weight = CodedWeight(grouping.code, codes, scales, zeros, grouping.group_size)
+        weight = CodedWeight(grouping.code, codes, scales, zeros, grouping.group_size, grouping.inputs)
         num_inputs = -(-weight.shape[-1] // STEP) * STEP
-        group_size, repeats = _group_sizes(num_inputs, grouping.group_size, scales.shape[-1])
+        group_size, repeats = num_inputs if scales.shape[-1] == 1 else grouping.group_size, 1
+        if grouping.inputs is Inputs.KEPT:
+            group_size, repeats = _group_sizes(num_inputs, group_size, scales.shape[-1])
         shared = (_unit_scales(weight), *([] if zeros is None else [zeros]))
         tensors = (
-            self._kept(_panels_of_codes(weight, gated)),
+            self._kept(PANELS[grouping.inputs](weight, gated)),
             *(self._kept(_panels_of_groups(of_group, repeats, gated)) for of_group in shared),
         )
         matrix = Matrix(
@@ -112,6 +116,7 @@ class WeightPacker:
             scales=tensors[1].data_ptr(),
             zeros=None if zeros is None else tensors[2].data_ptr(),
             format=WeightFormat[grouping.code.name],
+            inputs=InputFormat[grouping.inputs.name],
             scale_format=SHARED_FORMATS[shared[0].dtype],
             zero_format=SHARED_FORMATS[shared[-1].dtype],
             num_inputs=num_inputs,
@@ -161,6 +166,21 @@ def _panels_of_codes(weight: CodedWeight, gated: bool) -> Tensor:
     # Panel, step, tile, four lines, one of them, row of the line, output: words of an output, two halves of 16 bits.
     words = lines.unflatten(3, (4, 4)).permute(0, 1, 2, 3, 6, 5, 4)
     return join_halves(words).flatten(1)
+
+
+def _panels_of_integers(weight: CodedWeight, gated: bool) -> Tensor:
+    """The same for products of whole numbers."""
+    codes = weight.codes_by_column()
+    panels = _by_panel(F.pad(codes, (0, -codes.shape[-1] % INTEGER_STEP)), gated, 0)
+    # Panel, step, tile, line, output, input of the line.
+    lines = panels.view(len(panels), 2, 16, -1, 16, 4).permute(0, 3, 1, 4, 2, 5)
+    if weight.code is Code.INT8:
+        return lines.flatten(1)
+    pairs = (lines ^ 8).unflatten(3, (8, 2))
+    return (pairs[:, :, :, :, 0] | pairs[:, :, :, :, 1] << 4).flatten(1)
+
+
+PANELS = {Inputs.KEPT: _panels_of_codes, Inputs.INT8: _panels_of_integers}
 
 
 def _panels_of_groups(of_group: Tensor, repeats: int, gated: bool) -> Tensor:
@@ -214,6 +234,12 @@ def _padded(matrix_OI: Tensor, gated: bool) -> Tensor:
 def _join(gate_up: Tensor) -> Tensor:
     """Gate above up, each with zeros up to a multiple of 32."""
     return _pad(gate_up.view(2, gate_up.shape[0] // 2, *gate_up.shape[1:]), 1).flatten(0, 1)
+
+
+def _join_bias(gate_up: Tensor) -> Tensor:
+    """(…, 2, O) flat: the same of biases."""
+    halves = gate_up.unflatten(-1, (2, -1))
+    return _pad(halves, halves.dim() - 1).flatten()
 
 
 def _pad(tensor: Tensor, dim: int) -> Tensor:

@@ -36,16 +36,14 @@ def advance_rows(
     return result
 
 
-def copy_blocks(
-    k_cache: Tensor | Sequence[Tensor], v_cache: Tensor | Sequence[Tensor], source: Tensor, target: Tensor
-) -> None:
-    """Copy block `source[i]` to block `target[i]` in every layer, keys and values, for all i.
+def copy_blocks(caches: Sequence[Tensor], source: Tensor, target: Tensor) -> None:
+    """Copy block `source[i]` to block `target[i]` in every cache, for all i.
 
     For copy-on-write, and for beams that continue one parent: each refers to the parent's full blocks and needs a copy
-    of the last one only. A cache is one tensor (num_blocks, block_size, Hkv, D), one of all layers (L, num_blocks,
-    block_size, Hkv, D), or one tensor per layer. All have the same number of blocks; layers, and the keys and values of
-    one, may differ in everything else. Each block is contiguous and a multiple of 16 bytes. A GPU needs one launch for
-    all caches whose blocks are equally long and equally far apart: mostly one in total. `source` and `target` (N,),
+    of the last one only. `caches` are the keys, the values and whatever else layers store, (num_blocks, ...) each. All
+    have the same number of blocks, and may differ in everything else. Each block is contiguous and a multiple of 16
+    bytes. A GPU needs one launch for all caches whose blocks are equally long and equally far apart: mostly one in
+    total. `source` and `target` (N,),
     int32 or int64, are on the caches' device; a pair with a negative number is skipped, so that a CUDA graph can be
     replayed for fewer pairs than it was captured with. The first call with a cache uploads its addresses: make one
     before a capture.
@@ -56,7 +54,7 @@ def copy_blocks(
     """
     if source.device.type == "cpu":
         check_pairs(source, target)
-    implementation(source, __name__).copy_blocks(k_cache, v_cache, source, target)
+    implementation(source, __name__).copy_blocks(caches, source, target)
 
 
 def check_pairs(source: Tensor, target: Tensor) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from inflight_kernels.kv_cache import on_host
 from inflight_kernels.kv_cache.slots import cache_slots
 from inflight_kernels.kv_cache.step_tokens import StepTokens
 
@@ -23,7 +24,24 @@ def advance_rows(
     token_ids: Tensor | None = None,
     places: Tensor | None = None,
 ) -> StepTokens:
-    """The tokens of a step; adds to the length of each row its number of tokens. Does not wait for a device."""
+    """See inflight_kernels.advance_rows. Does not wait for a device."""
+    advance = on_host.advance_rows if rows.device.type == "cpu" else advance_in_torch
+    return advance(rows, counts, lengths, last_tokens, block_table, block_size, padding_row, offsets, token_ids, places)
+
+
+def advance_in_torch(
+    rows: Tensor,
+    counts: Tensor,
+    lengths: Tensor,
+    last_tokens: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    padding_row: int | None = None,
+    offsets: Tensor | None = None,
+    token_ids: Tensor | None = None,
+    places: Tensor | None = None,
+) -> StepTokens:
+    """The same on any device; adds to the length of each row its number of tokens."""
     begins = lengths.index_select(0, rows)
     ends = begins + counts
     lengths.index_copy_(0, rows, ends)
@@ -50,15 +68,11 @@ def advance_rows(
     )
 
 
-def copy_blocks(
-    k_cache: Tensor | Sequence[Tensor], v_cache: Tensor | Sequence[Tensor], source: Tensor, target: Tensor
-) -> None:
-    """Copy blocks within every layer; pairs with a negative number are skipped."""
+def copy_blocks(caches: Sequence[Tensor], source: Tensor, target: Tensor) -> None:
+    """Copy blocks within every tensor; pairs with a negative number are skipped."""
     kept = (source >= 0) & (target >= 0)
     source, target = source[kept].long(), target[kept].long()
-    for cache in (k_cache, v_cache):
-        layers = cache if not isinstance(cache, Tensor) else cache if cache.dim() == 5 else (cache,)
-        for layer in layers:
-            # torch cannot index float8 tensors; a uint8 view shares their memory.
-            blocks = layer.view(torch.uint8) if layer.dtype.itemsize == 1 else layer
-            blocks[target] = blocks[source]
+    for cache in caches:
+        # torch cannot index float8 tensors; a uint8 view shares their memory.
+        blocks = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
+        blocks[target] = blocks[source]

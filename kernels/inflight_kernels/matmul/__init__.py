@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.dispatch import implementation
 from inflight_kernels.matmul.coded_weight import CodedWeight
-from inflight_kernels.matmul.weight_formats import Int4Weight
+from inflight_kernels.matmul.weight_formats import BlockScaledWeight, Int4Weight
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
@@ -21,12 +22,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic:
     return result
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
-    """`silu_and_mul` of `linear`: the first half of the rows of `weight` (2 I, K) is the gate; returns (T, I).
+def gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    deterministic: bool = False,
+    activation: Activation = Activation.SILU,
+) -> Tensor:
+    """`activate_and_mul` of `linear`: the first half of the rows of `weight` (2 I, K) is the gate; returns (T, I).
 
     On a GPU one kernel, or two, on the same conditions as `linear`; `deterministic` as there.
     """
-    result: Tensor = implementation(x, __name__).gated_linear(x, weight, bias, deterministic)
+    result: Tensor = implementation(x, __name__).gated_linear(x, weight, bias, deterministic, activation)
     return result
 
 
@@ -51,6 +58,25 @@ def scaled_linear(
     return result
 
 
+def block_scaled_linear(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: BlockScaledWeight,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    deterministic: bool = False,
+) -> Tensor:
+    """The same of `x` (T, K) and `weight` (N, K) of float8_e4m3fn that have a scale for each group of 128 inputs.
+
+    `x` and `x_scale` (T, ceil(K / 128)) are as `quantize_per_token` returns them for `group_size` `BLOCK_INPUTS`. The
+    products of a group are added up, multiplied by both scales, and added to those of the others in float32. Devices
+    and `deterministic` as in `scaled_linear`.
+    """
+    function = implementation(x, __name__).block_scaled_linear
+    result: Tensor = function(x, x_scale, weight, bias, out_dtype, deterministic)
+    return result
+
+
 def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
     """x W^T + bias for `x` (T, K) float of the dtype of the weight's scales; returns (T, N).
 
@@ -64,7 +90,8 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deter
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
     """x W^T + bias for `x` (T, K) float and `bias` (N,) of its dtype; returns (T, N). On a CPU only.
 
-    Activations are kept as they are, products are added in float32 and rounded once. `deterministic` as in `linear`.
+    Products, with `x` or with what `weight.inputs` makes of it, are added in float32 and rounded once.
+    `deterministic` as in `linear`.
     """
     result: Tensor = implementation(x, __name__).coded_linear(x, weight, bias, deterministic)
     return result

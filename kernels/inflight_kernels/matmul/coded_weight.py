@@ -54,6 +54,11 @@ class Code(enum.Enum):
         return 8 if self in (Code.INT8, Code.FP8) else 4
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all of them stand for whole numbers, which products may add up as such."""
+        return self in (Code.INT8, Code.INT4)
+
+    @property
     def of_zero(self) -> int:
         """The code that stands for 0."""
         return NF4_NUMBERS.index(0.0) if self is Code.NF4 else 0
@@ -73,6 +78,16 @@ class Code(enum.Enum):
                 return torch.tensor(NF4_NUMBERS)
 
 
+class Inputs(enum.Enum):
+    """What products take of their inputs."""
+
+    KEPT = "kept"
+    """They, as they are."""
+    INT8 = "int8"
+    """Whole numbers: each token and each group that has a scale of the weight is quantised by itself, as by
+    `quantize_per_token`. So products are of whole numbers, which are exact, if the codes are, too."""
+
+
 class CodedWeight(NamedTuple):
     """A weight (N, K), or several (E, N, K), whose tensors then all have the leading dimension E."""
 
@@ -85,6 +100,8 @@ class CodedWeight(NamedTuple):
     """(N, G) int8 or float32; None = 0."""
     group_size: int
     """Columns of a group; the last one may have fewer."""
+    inputs: Inputs = Inputs.KEPT
+    """INT8 with whole numbers only."""
 
     @property
     def shape(self) -> torch.Size:

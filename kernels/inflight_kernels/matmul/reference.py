@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight_kernels.activation.reference import silu_and_mul
-from inflight_kernels.matmul.coded_weight import CodedWeight
-from inflight_kernels.matmul.weight_formats import Int4Weight
+from inflight_kernels.activation.kinds import Activation
+from inflight_kernels.activation.reference import activate_and_mul
+from inflight_kernels.matmul.coded_weight import CodedWeight, Inputs
+from inflight_kernels.matmul.weight_formats import BLOCK_INPUTS, BlockScaledWeight, Int4Weight
+from inflight_kernels.quantization.reference import quantize_per_token
 
 
 def _by_row(product: Callable[[Tensor], Tensor], x: Tensor, deterministic: bool) -> Tensor:
@@ -27,9 +29,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic:
     return _by_row(lambda rows: F.linear(rows, weight, bias), x, deterministic)
 
 
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
-    """silu(gate) * up of x W^T + bias = [gate | up]."""
-    return silu_and_mul(linear(x, weight, bias, deterministic))
+def gated_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    deterministic: bool = False,
+    activation: Activation = Activation.SILU,
+) -> Tensor:
+    """f(gate) * up of x W^T + bias = [gate | up]."""
+    return activate_and_mul(linear(x, weight, bias, deterministic), activation)
 
 
 def scaled_linear(
@@ -50,6 +58,21 @@ def scaled_linear(
     return (y if bias is None else y + bias.float()).to(out_dtype)
 
 
+def block_scaled_linear(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: BlockScaledWeight,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    deterministic: bool = False,
+) -> Tensor:
+    """Product of the dequantised operands, plus bias, in float32 and rounded once."""
+    values = weight.dequantize()
+    wide = x.float() * x_scale.repeat_interleave(BLOCK_INPUTS, 1)[:, : x.shape[1]]
+    y = _by_row(lambda rows: F.linear(rows, values), wide, deterministic)
+    return (y if bias is None else y + bias.float()).to(out_dtype)
+
+
 def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
     """Product with the weight dequantised to its dtype."""
     values = weight.dequantize()
@@ -57,6 +80,13 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deter
 
 
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
-    """Product with the weight dequantised, in float32 and rounded once."""
+    """Product with the weight dequantised, and so with inputs that are quantised, in float32 and rounded once."""
     values, added = weight.dequantize(), None if bias is None else bias.float()
-    return _by_row(lambda rows: F.linear(rows.float(), values, added).to(x.dtype), x, deterministic)
+    wide = x.float() if weight.inputs is Inputs.KEPT else _rounded_to_int8(x, weight.group_size)
+    return _by_row(lambda rows: F.linear(rows, values, added).to(x.dtype), wide, deterministic)
+
+
+def _rounded_to_int8(x: Tensor, group_size: int) -> Tensor:
+    """(T, K) float32: what its groups are after they were quantised."""
+    q, scales = quantize_per_token(x, torch.int8, group_size=group_size)
+    return q.float() * scales.repeat_interleave(group_size, -1)[:, : x.shape[1]]

@@ -1,7 +1,8 @@
 """Memory layouts of quantised weights, and conversion to them, once at load time. How checkpoints store
 such weights is the engine's to know.
 
-8 bits: (N, K) float8_e4m3fn or int8 with a float32 scale for each output channel; w = q * scale.
+8 bits: (N, K) float8_e4m3fn or int8 with a float32 scale for each output channel; w = q * scale. Or float8_e4m3fn with
+one for each block of outputs and inputs (`BlockScaledWeight`).
 
 4 bits: w[n, k] = (q[n, k] - zero[g, n]) * scale[g, n] with q and zero whole numbers and g the group of k. `Int4Weight`
 stores q as the kernel reads it. K is divided into blocks of 128 (the last one padded). In a block, row n is 32 words of
@@ -27,6 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+BLOCK_INPUTS = 128
+"""Inputs that share a scale in `block_scaled_linear`, those of a weight and those of a token."""
 INT4_BLOCK = 128
 """Columns of a weight per block of an Int4Weight."""
 INT4_PLANE = 32
@@ -35,6 +38,33 @@ INT4_BASE = {torch.bfloat16: 128, torch.float16: 1024}
 """The power of two whose last mantissa bit has the value 1, by the dtype that a 4-bit weight is dequantised to."""
 QUANTIZED_MAX = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 """The largest magnitude of each 8-bit dtype that weights and activations are quantised to."""
+
+
+class BlockScaledWeight(NamedTuple):
+    """A weight (N, K) of fp8, w[n, k] = values[n, k] * scales[n / block_outputs, k / BLOCK_INPUTS]; or several
+    (E, N, K), whose tensors then both have the leading dimension E."""
+
+    values: Tensor
+    """(N, K) float8_e4m3fn."""
+    scales: Tensor
+    """(ceil(N / block_outputs), ceil(K / BLOCK_INPUTS)) float32, contiguous."""
+    block_outputs: int
+    """Outputs that share a row of scales."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """(..., N, K)."""
+        return self.values.shape
+
+    def of_expert(self, expert: int) -> BlockScaledWeight:
+        """(N, K), one of several."""
+        return self._replace(values=self.values[expert], scales=self.scales[expert])
+
+    def dequantize(self) -> Tensor:
+        """(N, K) float32."""
+        num_outputs, num_inputs = self.values.shape
+        of_output = self.scales.repeat_interleave(self.block_outputs, 0)[:num_outputs]
+        return self.values.float() * of_output.repeat_interleave(BLOCK_INPUTS, 1)[:, :num_inputs]
 
 
 class Int4Weight(NamedTuple):

@@ -1,4 +1,5 @@
-"""RMSNorm, alone and with the residual addition or the embedding before it, and with its result quantised."""
+"""RMSNorm, alone and with the residual addition or the embedding before it, and with its result quantised; LayerNorm,
+alone and with the residual addition."""
 
 from __future__ import annotations
 
@@ -9,13 +10,28 @@ from inflight_kernels.dispatch import implementation
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """RMSNorm over the last dimension of `x` (..., H), float, with `weight` (H,) of the same dtype.
+    """RMSNorm over the last dimension of `x` (..., H), float, with `weight` (H,) of the same dtype or float32.
 
     Without `residual` returns the normalised tensor. With it, normalises s = x + residual, rounded to the dtype, and
     returns (norm(s), s). Rounds as Hugging Face Llama does: the normalised value is rounded before it is multiplied by
-    the weight. On a GPU a row's result is bitwise independent of the other rows.
+    the weight. With a float32 weight beside another dtype only the product is rounded (Gemma, OLMo 2, gpt-oss). On a
+    GPU a row's result is bitwise independent of the other rows.
     """
     result: Tensor | tuple[Tensor, Tensor] = implementation(x, __name__).rms_norm(x, weight, eps, residual)
+    return result
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """LayerNorm over the last dimension of `x` (..., H), float, with `weight` and `bias` (H,) of the same dtype.
+
+    `residual` and what is returned as in `rms_norm`. Mean and variance (of what is left when the mean is subtracted)
+    are float32, and the result is rounded once, as torch.nn.functional.layer_norm does. On a GPU a row's result is
+    bitwise independent of the other rows.
+    """
+    result: Tensor | tuple[Tensor, Tensor]
+    result = implementation(x, __name__).layer_norm(x, weight, bias, eps, residual)
     return result
 
 
@@ -35,13 +51,16 @@ def rms_norm_quantized(
     residual: Tensor | None = None,
     dtype: torch.dtype = torch.float8_e4m3fn,
     scale: float | None = None,
+    group_size: int = 0,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
-    """The same, with the result quantised in the same launch as by `quantize_per_token`, which explains `scale`.
+    """The same, with the result quantised in the same launch as by `quantize_per_token`, which explains `scale` and
+    `group_size`.
 
-    Returns (q, scales), or (q, scales, s) with `residual`: q (..., H) of `dtype`, scales (...) float32, s as above.
+    Returns (q, scales), or (q, scales, s) with `residual`: q (..., H) of `dtype`, scales (...) or (..., G), float32, s
+    as above.
     """
     result: tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
-    result = implementation(x, __name__).rms_norm_quantized(x, weight, eps, residual, dtype, scale)
+    result = implementation(x, __name__).rms_norm_quantized(x, weight, eps, residual, dtype, scale, group_size)
     return result
 
 
@@ -52,10 +71,11 @@ def embedding_rms_norm_quantized(
     eps: float,
     dtype: torch.dtype = torch.float8_e4m3fn,
     scale: float | None = None,
+    group_size: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`embedding_rms_norm`, with the norm quantised in the same launch as by `quantize_per_token`, which explains
-    `scale`: returns (q, scales, s), q (T, H) of `dtype`, scales (T,) float32."""
+    `scale` and `group_size`: returns (q, scales, s), q (T, H) of `dtype`, scales (T,) or (T, G) float32."""
     result: tuple[Tensor, Tensor, Tensor] = implementation(token_ids, __name__).embedding_rms_norm_quantized(
-        token_ids, table, weight, eps, dtype, scale
+        token_ids, table, weight, eps, dtype, scale, group_size
     )
     return result

@@ -1,4 +1,4 @@
-"""Quantisation of activations, with one scale per row, or a given one."""
+"""Quantisation of activations, with one scale per row or group of its columns, or a given one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FP8_CAPABILITY = (8, 9)
 
 
 def quantize_per_token(
-    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: float | None = None
+    x: Tensor, dtype: torch.dtype = torch.float8_e4m3fn, scale: float | None = None, group_size: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Quantise the rows of `x` (..., K), float: returns q (..., K) of `dtype` and their scales (...), float32, with
     x approximately q * scale.
@@ -21,6 +21,10 @@ def quantize_per_token(
     (symmetric, 127). A row's scale is its largest magnitude divided by that of the dtype, 1 for a row of zeros. With
     `scale`, a positive number, it is that of every row instead, and elements beyond its range become the largest
     magnitude. Rounding is to nearest, ties to even. A row's result does not depend on the other rows.
+
+    With `group_size`, a power of two, and without `scale`, each group of so many columns, of which the last one may
+    have fewer, is quantised as a row of its own: the scales are (..., K / group_size), rounded up.
     """
-    result: tuple[Tensor, Tensor] = implementation(x, __name__).quantize_per_token(x, dtype, scale)
+    function = implementation(x, __name__).quantize_per_token
+    result: tuple[Tensor, Tensor] = function(x, dtype, scale, group_size)
     return result

@@ -19,19 +19,22 @@ def rope_and_kv_write(
     q_norm_weight: Tensor | None = None,
     k_norm_weight: Tensor | None = None,
     norm_eps: float = 1e-6,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
+    adjacent_pairs: bool = False,
 ) -> Tensor:
     """Rotate `q` and `k`, write `k` and `v` into the cache, return the rotated q as a new contiguous (T, Hq, D).
 
     q (T, Hq, D), k and v (T, Hkv, D), float, may be views of one buffer. `cos_sin` (max_positions, 2R) float32 holds
     [cos | sin] of R = rotary_dim / 2 angles each; rotary_dim may be less than D, then the rest of a head is not
-    changed. Rotation pairs element r with r + R (Llama, GPT-NeoX). `positions` and `slot_mapping` (T,) int64; a
-    negative slot is not written. With both norm weights (D,), each head of q and k is RMS-normalised first (Qwen3).
+    changed. Rotation pairs element r with r + R (Llama, GPT-NeoX), or with `adjacent_pairs` 2r with 2r + 1 (GLM,
+    Cohere). `positions` and `slot_mapping` (T,) int64; a negative slot is not written. With both norm weights (D,),
+    each head of q and k is RMS-normalised first (Qwen3), and rounded as by `rms_norm`.
 
     A cache of torch.float8_e4m3fn (on a GPU from compute capability 8.9 on) holds k / k_scale and v / v_scale, computed
-    from values rounded to the dtype of q and clamped to +-448; with any other cache both scales must be 1. On a GPU a
-    token's result is bitwise independent of the other tokens.
+    from values rounded to the dtype of q and clamped to +-448. One of torch.int8 is written with its scales, float32
+    (num_blocks, block_size, Hkv): each head of a token is quantised by itself, as by `quantize_per_token`. With any
+    other cache both scales must be 1. On a GPU a token's result is bitwise independent of the other tokens.
     """
     result: Tensor = implementation(q, __name__).rope_and_kv_write(
         q,
@@ -47,5 +50,6 @@ def rope_and_kv_write(
         norm_eps,
         k_scale,
         v_scale,
+        adjacent_pairs,
     )
     return result

@@ -6,15 +6,19 @@ import torch
 from torch import Tensor
 
 from inflight_kernels.norm.reference import rms_norm
+from inflight_kernels.quantization.reference import quantize_per_token
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotation of x (T, heads, D) by cos and sin (T, 1, R) in float32; the rest of a head is not changed."""
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, adjacent_pairs: bool) -> Tensor:
+    """Rotation of x (T, heads, D) by cos and sin (T, 1, R) in float32; the rest of a head is not changed."""
     half = cos.shape[-1]
-    x1, x2 = x[..., :half].float(), x[..., half : 2 * half].float()
+    first, second = slice(0, half), slice(half, 2 * half)
+    if adjacent_pairs:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    x1, x2 = x[..., first].float(), x[..., second].float()
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    y[..., :half] = torch.addcmul(x1 * cos, x2, sin, value=-1)
-    y[..., half : 2 * half] = torch.addcmul(x2 * cos, x1, sin)
+    y[..., first] = torch.addcmul(x1 * cos, x2, sin, value=-1)
+    y[..., second] = torch.addcmul(x2 * cos, x1, sin)
     if 2 * half < x.shape[-1]:
         y[..., 2 * half :] = x[..., 2 * half :]
     return y
@@ -32,8 +36,9 @@ def rope_and_kv_write(
     q_norm_weight: Tensor | None = None,
     k_norm_weight: Tensor | None = None,
     norm_eps: float = 1e-6,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
+    adjacent_pairs: bool = False,
 ) -> Tensor:
     """Rotate q and k, write k and v to their slots, return the rotated q."""
     if q_norm_weight is not None and k_norm_weight is not None:
@@ -41,16 +46,19 @@ def rope_and_kv_write(
         assert isinstance(normed_q, Tensor) and isinstance(normed_k, Tensor)
         q, k = normed_q, normed_k
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-    k = _rotate(k, cos, sin)
+    k = _rotate(k, cos, sin, adjacent_pairs)
     if len(slot_mapping) and int(slot_mapping.amin()) < 0:
         written = (slot_mapping >= 0).nonzero().squeeze(1)
         slot_mapping, k, v = slot_mapping[written], k[written], v[written]
     block_size = k_cache.shape[1]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
     for cache, rows, scale in ((k_cache, k, k_scale), (v_cache, v, v_scale)):
-        if cache.dtype == torch.float8_e4m3fn:
+        if isinstance(scale, Tensor):
+            rows, scales = quantize_per_token(rows, torch.int8)
+            scale.index_put_((blocks, offsets), scales)
+        elif cache.dtype == torch.float8_e4m3fn:
             rows = (rows.float() * (1.0 / scale)).clamp(-448.0, 448.0).to(cache.dtype)
         # torch has no index_put_ for float8; a uint8 view shares its memory.
         bits = torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype
         cache.view(bits).index_put_((blocks, offsets), rows.view(bits))
-    return _rotate(q, cos, sin)
+    return _rotate(q, cos, sin, adjacent_pairs)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inflight_kernels.sampling import on_host
 from inflight_kernels.sampling.philox import philox_uniform
 
 # Number of largest values tried before the whole row: for a trained model they nearly always include everything that
@@ -263,6 +264,12 @@ def sample(
     rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """One token and its log-probability for each row."""
+    changes = (repetition_penalty, output_counts, logit_bias, allowed_mask)
+    is_changed, is_on_host = any(values is not None for values in changes), logits.device.type == "cpu"
+    if logprobs is None:
+        logprobs = torch.full(logits.shape[:1], float("nan"), dtype=torch.float32, device=logits.device)
+    if is_on_host and all_greedy and not (is_changed or with_logprobs):
+        return on_host.sample_greedily(logits, token_ids, is_finite, last_tokens, rows), logprobs
     if rows is not None:
         repetition_penalty, presence_penalty, frequency_penalty = (
             None if values is None else values.index_select(0, rows)
@@ -278,11 +285,11 @@ def sample(
         logit_bias,
         allowed_mask,
     )
-    # max with a dimension returns the first of equal values, and is three times as fast here as argmax.
-    x_max, chosen_ids = x.max(1)
+    x_max, chosen_ids = on_host.largest(x) if is_on_host else x.max(1)
+    if is_finite is not None:
+        # The maximum is NaN if any logit is.
+        is_finite.copy_((logits.amax(1) if is_changed else x_max).isfinite())
     token_ids = chosen_ids if token_ids is None else token_ids.copy_(chosen_ids)
-    if logprobs is None:
-        logprobs = torch.empty(token_ids.shape, dtype=torch.float32, device=logits.device)
     if not all_greedy:
         if rows is not None:
             temperature, top_k, top_p, min_p, seeds = (
@@ -296,15 +303,12 @@ def sample(
             token_ids[random] = _draw_rows(
                 x_of_random, x_max[random, None], temperature[random, None], filters.of(random), uniform
             )
-    token_ids.clamp_(0, logits.shape[1] - 1)
-    if is_finite is not None:
-        # The maximum is NaN if any logit is.
-        is_finite.copy_(logits.amax(1).isfinite())
+        token_ids.clamp_(0, logits.shape[1] - 1)
     if last_tokens is not None:
         assert rows is not None
         last_tokens.index_copy_(0, rows, token_ids)
     if not with_logprobs:
-        return token_ids, logprobs.fill_(float("nan"))
+        return token_ids, logprobs
     raw = logits.float()
     chosen = raw.gather(1, token_ids[:, None]).squeeze(1)
     return token_ids, logprobs.copy_(chosen - logsumexp_rows(raw))

@@ -11,9 +11,10 @@ from inflight.models.family import Family
 
 def describe(config: ConfigValues) -> Family:
     """See Family."""
+    family = llama.describe(config)
     return replace(
-        llama.describe(config),
-        attention_scale=config.scale("attention_multiplier"),
+        family,
+        attention=replace(family.attention, scale=config.scale("attention_multiplier")),
         embedding_multiplier=config.scale("embedding_multiplier"),
         residual_multiplier=config.scale("residual_multiplier"),
         logits_multiplier=1 / config.scale("logits_scaling"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from inflight.models.config_file import ConfigValues
 from inflight.models.family import (
     AttentionTensors,
     Family,
     MLPTensors,
+    NormStyle,
     NotSplit,
     SplitByInputs,
     SplitByOutputs,
@@ -17,6 +20,7 @@ from inflight.models.family import (
 def describe(config: ConfigValues) -> Family:
     """See Family."""
     return with_llamas_tensors(
+        config,
         qkv_bias=config.flag("attention_bias"),
         output_bias=config.flag("attention_bias"),
         mlp_bias=config.flag("mlp_bias"),
@@ -24,12 +28,21 @@ def describe(config: ConfigValues) -> Family:
 
 
 def with_llamas_tensors(
-    *, qkv_bias: bool = False, output_bias: bool = False, mlp_bias: bool = False, head_norms: bool = False
+    config: ConfigValues,
+    *,
+    norms: NormStyle | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+    head_norms: bool = False,
+    activation: str = "hidden_act",
 ) -> Family:
-    """The description of a network with the tensors of Llama. `head_norms`: a norm on each head of queries and keys."""
+    """The description of a network with the tensors of Llama. `norms`: None = RMSNorm; `head_norms`: a norm on each
+    head of queries and keys; `activation`: the key that names the feed-forward's."""
     return Family(
         embedding=SplitByVocabulary("model.embed_tokens"),
         layers="model.layers",
+        norms=norms or NormStyle(eps=config.eps("rms_norm_eps")),
         attention=AttentionTensors(
             norm=NotSplit("input_layernorm"),
             qkv=SplitByOutputs(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), bias=qkv_bias),
@@ -41,7 +54,17 @@ def with_llamas_tensors(
             norm=NotSplit("post_attention_layernorm"),
             gate_up=SplitByOutputs(("mlp.gate_proj", "mlp.up_proj"), bias=mlp_bias),
             down=SplitByInputs("mlp.down_proj", bias=mlp_bias),
+            activation=config.activation(activation),
         ),
         norm=NotSplit("model.norm"),
         head=SplitByVocabulary("lm_head"),
+    )
+
+
+def with_norms_behind(family: Family) -> Family:
+    """The same with each branch's norm behind it instead of before it, under the names that OLMo 2 gave them."""
+    return replace(
+        family,
+        attention=replace(family.attention, norm=None, norm_after=NotSplit("post_attention_layernorm")),
+        mlp=replace(family.mlp, norm=None, norm_after=NotSplit("post_feedforward_layernorm")),
     )

@@ -11,4 +11,4 @@ from inflight.models.family import Family
 
 def describe(config: ConfigValues) -> Family:
     """See Family."""
-    return replace(with_llamas_tensors(), windowed_layers="all")
+    return replace(with_llamas_tensors(config), windowed_layers="all")

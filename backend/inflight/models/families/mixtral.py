@@ -7,6 +7,7 @@ from dataclasses import replace
 from inflight.models.config_file import ConfigValues
 from inflight.models.families import mistral
 from inflight.models.family import ExpertTensors, Family, NotSplit
+from inflight_kernels.moe.routing import Routing
 
 
 def describe(config: ConfigValues) -> Family:
@@ -14,9 +15,9 @@ def describe(config: ConfigValues) -> Family:
     experts = ExpertTensors(
         layers=frozenset(range(config.whole("num_hidden_layers"))),
         num_experts=config.whole("num_local_experts"),
-        num_chosen=config.whole("num_experts_per_tok"),
-        renormalize=True,
+        routing=Routing(num_chosen=config.whole("num_experts_per_tok")),
         intermediate_size=config.whole("intermediate_size"),
+        activation=config.activation("hidden_act"),
         router=NotSplit("block_sparse_moe.gate"),
         experts="block_sparse_moe.experts",
         gate="w1",

@@ -7,6 +7,7 @@ from inflight.models.family import (
     AttentionTensors,
     Family,
     MLPTensors,
+    NormStyle,
     NotSplit,
     SplitByInputs,
     SplitByOutputs,
@@ -19,6 +20,7 @@ def describe(config: ConfigValues) -> Family:
     return Family(
         embedding=SplitByVocabulary("model.embed_tokens"),
         layers="model.layers",
+        norms=NormStyle(eps=config.eps("rms_norm_eps")),
         attention=AttentionTensors(
             norm=NotSplit("input_layernorm"),
             qkv=SplitByOutputs(("self_attn.qkv_proj",)),
@@ -28,6 +30,7 @@ def describe(config: ConfigValues) -> Family:
             norm=NotSplit("post_attention_layernorm"),
             gate_up=SplitByOutputs(("mlp.gate_up_proj",)),
             down=SplitByInputs("mlp.down_proj"),
+            activation=config.activation("hidden_act"),
         ),
         norm=NotSplit("model.norm"),
         head=SplitByVocabulary("lm_head"),

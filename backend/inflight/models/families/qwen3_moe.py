@@ -7,6 +7,7 @@ from dataclasses import replace
 from inflight.models.config_file import ConfigValues
 from inflight.models.families import qwen3
 from inflight.models.family import ExpertTensors, Family, NotSplit
+from inflight_kernels.moe.routing import Routing
 
 
 def describe(config: ConfigValues) -> Family:
@@ -17,14 +18,10 @@ def describe(config: ConfigValues) -> Family:
         layers=frozenset(range(every - 1, config.whole("num_hidden_layers"), every)) - dense,
         # Versions of transformers write either.
         num_experts=config.whole("num_experts", "num_local_experts"),
-        num_chosen=config.whole("num_experts_per_tok"),
-        renormalize=config.flag("norm_topk_prob"),
+        routing=Routing(num_chosen=config.whole("num_experts_per_tok"), renormalize=config.flag("norm_topk_prob")),
         intermediate_size=config.whole("moe_intermediate_size"),
+        activation=config.activation("hidden_act"),
         router=NotSplit("mlp.gate"),
-        experts="mlp.experts",
-        gate="gate_proj",
-        up="up_proj",
-        down="down_proj",
     )
     # transformers leaves out sliding_window where use_sliding_window is false.
     return replace(qwen3.describe(config), experts=experts, windowed_layers="all")

@@ -20,7 +20,8 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import Block, Target, shape_of
 from inflight.models.formats.reading import CPU
-from inflight_kernels import Code, CodedWeight, join_halves, pack_int4
+from inflight_kernels import Code, CodedWeight, Inputs, join_halves, pack_int4
+from inflight_kernels.moe import ExpertWeights
 
 GROUP_UNIT = 32
 """Inputs of which groups must be made, for products that read as many at once."""
@@ -37,6 +38,8 @@ class Coding:
     """Inputs that share a scale; 0 = all of a rank's."""
     scale_dtype: torch.dtype
     has_zeros: bool = False
+    inputs: Inputs = Inputs.KEPT
+    """What the checkpoint wants codes multiplied with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,10 @@ class CodedFormat(ABC):
     def output_unit(self) -> int:
         """Outputs that cannot be divided."""
         return 1
+
+    def size_of_groups(self, num_inputs: int) -> int:
+        """Inputs that share a scale, of a rank's `num_inputs`."""
+        return self.coding.group_size or -(-num_inputs // GROUP_UNIT) * GROUP_UNIT
 
     @abstractmethod
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
@@ -99,9 +106,12 @@ class CodedFormat(ABC):
         self._fill_values(checkpoint, blocks, values_OI)
         return DenseWeight(values_OI)
 
-    def read_experts(
-        self, checkpoint: Checkpoint, experts: Sequence[Sequence[Block]], target: Target
-    ) -> Tensor | CodedWeight:
+    @property
+    def has_expert_kernel(self) -> bool:
+        """Whether GPUs multiply its experts."""
+        return False
+
+    def read_experts(self, checkpoint: Checkpoint, experts: Sequence[Sequence[Block]], target: Target) -> ExpertWeights:
         """The same of several weights of one shape: (E, O, I). Where codes are not kept, floats."""
         for blocks in experts:
             self._check(checkpoint, blocks)
@@ -114,6 +124,14 @@ class CodedFormat(ABC):
         for expert, blocks in enumerate(experts):
             self._fill(checkpoint, blocks, weight.of_expert(expert))
         return weight
+
+    def fill_rows(self, checkpoint: Checkpoint, block: Block, weight: CodedWeight) -> None:
+        """Write a block's codes into the rows of a weight that are its own."""
+        part = self.read_part(checkpoint, block, weight.codes.device)
+        weight.codes.copy_(part.codes_OI if weight.code.bits == 8 else join_halves(part.codes_OI))
+        weight.scales.copy_(part.scales_OG)
+        if weight.zeros is not None and part.zeros_OG is not None:
+            weight.zeros.copy_(part.zeros_OG)
 
     def dequantized(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> Tensor:
         """(O, I) float32, in the memory of this process."""
@@ -133,21 +151,18 @@ class CodedFormat(ABC):
             return
         start = 0
         for block in blocks:
-            part, end = self.read_part(checkpoint, block, weight.codes.device), start + len(block.outputs)
-            weight.codes[start:end] = part.codes_OI if weight.code.bits == 8 else join_halves(part.codes_OI)
-            weight.scales[start:end] = part.scales_OG
-            if weight.zeros is not None and part.zeros_OG is not None:
-                weight.zeros[start:end] = part.zeros_OG
+            end = start + len(block.outputs)
+            self.fill_rows(checkpoint, block, weight.rows(slice(start, end)))
             start = end
 
     def _allocate(self, blocks: Sequence[Block], target: Target, experts: tuple[int, ...] = ()) -> CodedWeight:
         coding, (num_outputs, num_inputs) = self.coding, shape_of(blocks)
-        group_size = coding.group_size or -(-num_inputs // GROUP_UNIT) * GROUP_UNIT
+        group_size = self.size_of_groups(num_inputs)
         shape = (*experts, num_outputs, -(-num_inputs // group_size))
         codes = target.empty(*experts, num_outputs, num_inputs * coding.code.bits // 8, dtype=torch.uint8)
         scales = target.empty(*shape, dtype=coding.scale_dtype)
         zeros = target.empty(*shape, dtype=torch.int8) if coding.has_zeros else None
-        return CodedWeight(coding.code, codes, scales, zeros, group_size)
+        return CodedWeight(coding.code, codes, scales, zeros, group_size, target.inputs_of(coding.code, coding.inputs))
 
     def _read_whole(self, checkpoint: Checkpoint, blocks: Sequence[Block], device: torch.device = CPU) -> CodedWeight:
         """In this process's memory of `device`."""
@@ -165,7 +180,7 @@ class CodedFormat(ABC):
             raise ConfigurationError(
                 f"{checkpoint.folder}: {self.quantized} weights like these are multiplied on CPUs only; use the "
                 "float16 or bfloat16 checkpoint, or one that was quantised to 4 bits, or to fp8 with a scale for each "
-                "output"
+                "output or each block of 128 inputs"
             )
         if target.dtype not in (torch.float16, torch.bfloat16):
             raise ConfigurationError(

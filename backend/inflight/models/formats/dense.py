@@ -34,10 +34,17 @@ def read_values(
 ) -> Tensor:
     """The blocks' parts of their tensors `weight`, one below the other: (O, I) of `dtype`. `dtypes`: of the tensors."""
     for block in blocks:
-        checkpoint.check(f"{block.name}.weight", (block.num_outputs, block.num_inputs), dtypes)
+        checkpoint.check(f"{block.name}.weight", block.shape, dtypes)
     values_OI = target.empty(*shape_of(blocks), dtype=dtype)
+    copy_values(checkpoint, blocks, values_OI, dtypes)
+    return values_OI
+
+
+def copy_values(
+    checkpoint: Checkpoint, blocks: Sequence[Block], values_OI: Tensor, dtypes: tuple[str, ...] = FLOAT_DTYPES
+) -> None:
+    """Copy the blocks' parts of their tensors `weight` into `values_OI`, one below the other."""
     parts = torch.split(values_OI, [len(block.outputs) for block in blocks])
     for block, part in zip(blocks, parts, strict=True):
-        shape, starts = (block.num_outputs, block.num_inputs), (block.outputs.start, block.inputs.start)
-        checkpoint.copy_into(part, f"{block.name}.weight", shape, starts, dtypes)
-    return values_OI
+        place = part.T if block.transposed else part
+        checkpoint.copy_into(place, f"{block.name}.weight", block.shape, block.starts, dtypes)

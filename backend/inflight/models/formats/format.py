@@ -14,6 +14,7 @@ from torch import Tensor
 
 from inflight.layers.weight import Weight
 from inflight.models.checkpoint import Checkpoint
+from inflight_kernels import Code, Inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,20 @@ class Block:
     """Both of the whole weight."""
     outputs: range
     inputs: range
+    transposed: bool = False
+    """Whether floats of the checkpoint are (I, O)."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of a weight of floats in the checkpoint."""
+        shape = self.num_outputs, self.num_inputs
+        return shape[::-1] if self.transposed else shape
+
+    @property
+    def starts(self) -> tuple[int, int]:
+        """Where in it the block begins."""
+        starts = self.outputs.start, self.inputs.start
+        return starts[::-1] if self.transposed else starts
 
 
 class Allocate(Protocol):
@@ -49,6 +64,12 @@ class Target:
     keeps_codes: bool = False
     """Quantised weights stay codes, which C++ multiplies. Otherwise they become what the device can multiply: on a CPU
     floats."""
+    inputs: Inputs | None = None
+    """What C++ multiplies codes with; None = as the checkpoint says."""
+
+    def inputs_of(self, code: Code, told: Inputs = Inputs.KEPT) -> Inputs:
+        """Of products with such codes. `told`: by the checkpoint."""
+        return (self.inputs or told) if code.is_whole else Inputs.KEPT
 
 
 class WeightFormat(Protocol):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +14,16 @@ import torch
 from torch import Tensor
 
 from inflight.errors import ConfigurationError
-from inflight.layers.weight import Fp8Weight, Weight
-from inflight.models.checkpoint import Checkpoint
+from inflight.layers.weight import Fp8BlockWeight, Fp8Weight, Weight
+from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
 from inflight.models.compressed_tensors import Fp8Scheme, read_blocks
 from inflight.models.formats.coded import CodedFormat, Coding, Part
 from inflight.models.formats.dense import read_values
-from inflight.models.formats.format import Allocate, Block, Target
-from inflight.models.formats.reading import read_weight
-from inflight_kernels import Code
+from inflight.models.formats.format import Allocate, Block, Target, shape_of
+from inflight.models.formats.reading import read_block, read_weight
+from inflight_kernels import BlockScaledWeight, Code
+from inflight_kernels.matmul.weight_formats import BLOCK_INPUTS
+from inflight_kernels.moe import ExpertWeights
 from inflight_kernels.quantization import FP8_CAPABILITY
 
 FP8_DTYPES = ("F8_E4M3",)
@@ -115,7 +119,7 @@ def _refuse_without_fp8(checkpoint: Checkpoint, device: torch.device) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8BlockFormat(CodedFormat):
     """fp8 weights as DeepSeek and Qwen publish them, and compressed-tensors: for each layer `weight` (O, I),
-    float8_e4m3fn, and one scale for each block of outputs and inputs. Activations stay as they are."""
+    float8_e4m3fn, and one scale for each block of outputs and inputs. As codes activations stay as they are."""
 
     outputs: int
     inputs: int
@@ -137,6 +141,24 @@ class Fp8BlockFormat(CodedFormat):
         """See CodedFormat."""
         return checkpoint.dtype_of(f"{name}.weight") not in FP8_DTYPES
 
+    def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Weight:
+        """See WeightFormat. Where codes are not kept, activations are quantised as well, in groups of as many inputs as
+        a block has, if the operations for it have such groups."""
+        if target.keeps_codes or self.inputs != BLOCK_INPUTS or self.is_dense(checkpoint, blocks[0].name):
+            return CodedFormat.read(self, checkpoint, blocks, target)
+        return Fp8BlockWeight(self._read_scaled(checkpoint, [blocks], target, ()))
+
+    @property
+    def has_expert_kernel(self) -> bool:
+        """See CodedFormat."""
+        return self.inputs == BLOCK_INPUTS
+
+    def read_experts(self, checkpoint: Checkpoint, experts: Sequence[Sequence[Block]], target: Target) -> ExpertWeights:
+        """See CodedFormat; else as `read`."""
+        if target.keeps_codes or self.inputs != BLOCK_INPUTS:
+            return CodedFormat.read_experts(self, checkpoint, experts, target)
+        return self._read_scaled(checkpoint, experts, target, (len(experts),))
+
     def check(self, checkpoint: Checkpoint, block: Block) -> None:
         """See CodedFormat."""
         checkpoint.check(f"{block.name}.weight", (block.num_outputs, block.num_inputs), FP8_DTYPES)
@@ -152,6 +174,54 @@ class Fp8BlockFormat(CodedFormat):
             read_weight(checkpoint, block, torch.float8_e4m3fn, FP8_DTYPES, device).view(torch.uint8),
             scales[of_output, columns].float(),
         )
+
+    def _read_scaled(
+        self, checkpoint: Checkpoint, weights: Sequence[Sequence[Block]], target: Target, several: tuple[int, ...]
+    ) -> BlockScaledWeight:
+        """One weight, or `several`, of one shape.
+
+        As many outputs share a row of scales as a block has, if all parts of a weight begin and end with a block, as
+        those of most networks do. Heads of other sizes, or a rank's share, may cut blocks: then rows are repeated for
+        the most outputs that no border divides.
+        """
+        if target.device.type == "cuda":
+            _refuse_without_fp8(checkpoint, target.device)
+        for blocks in weights:
+            self._check(checkpoint, blocks)
+        borders = [*itertools.accumulate(len(block.outputs) for block in weights[0])]
+        shared = math.gcd(self.outputs, *borders[:-1], *(block.outputs.start for block in weights[0]))
+        num_outputs, num_inputs = shape_of(weights[0])
+        packed = BlockScaledWeight(
+            target.empty(*several, num_outputs, num_inputs, dtype=torch.float8_e4m3fn),
+            target.empty(*several, -(-num_outputs // shared), -(-num_inputs // self.inputs), dtype=torch.float32),
+            shared,
+        )
+        if checkpoint.is_read and not packed.values.is_meta:
+            for number, blocks in enumerate(weights):
+                self._fill_scaled(checkpoint, blocks, packed.of_expert(number) if several else packed)
+        return packed
+
+    def _fill_scaled(self, checkpoint: Checkpoint, blocks: Sequence[Block], packed: BlockScaledWeight) -> None:
+        sizes = [len(block.outputs) for block in blocks]
+        values = torch.split(packed.values, sizes)
+        scales = torch.split(packed.scales, [-(-size // packed.block_outputs) for size in sizes])
+        for block, values_OI, scale_BG in zip(blocks, values, scales, strict=True):
+            shape, starts = (block.num_outputs, block.num_inputs), (block.outputs.start, block.inputs.start)
+            checkpoint.copy_into(values_OI, f"{block.name}.weight", shape, starts, FP8_DTYPES)
+            first, end = block.outputs.start // self.outputs, -(-block.outputs.stop // self.outputs)
+            rows = read_block(
+                checkpoint,
+                f"{block.name}.{self.scales}",
+                self._shape_of_scales(block),
+                (first, block.inputs.start // self.inputs),
+                (end - first, scale_BG.shape[1]),
+                torch.float32,
+                FLOAT_DTYPES,
+                scale_BG.device,
+            )
+            begin = (block.outputs.start - first * self.outputs) // packed.block_outputs
+            repeated = rows.repeat_interleave(self.outputs // packed.block_outputs, 0)
+            scale_BG.copy_(repeated[begin : begin + len(scale_BG)])
 
     def _shape_of_scales(self, block: Block) -> tuple[int, int]:
         return -(-block.num_outputs // self.outputs), -(-block.num_inputs // self.inputs)

@@ -1,12 +1,11 @@
 """Weights of floats that become codes when they are read (the configuration's key `quantization`).
 
-Groups are of 32 inputs, so that weights are the same however ranks divide them. Legend: I input features, O output
-features, G groups of inputs.
+Legend: I input features, O output features, G groups of inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -16,11 +15,15 @@ from torch import Tensor
 from inflight.errors import ConfigurationError
 from inflight.layers.weight import Weight
 from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
+from inflight.models.formats.code_cache import CodeCache, Tile
 from inflight.models.formats.coded import GROUP_UNIT, CodedFormat, Coding, Part
 from inflight.models.formats.format import Block, Target
 from inflight.models.formats.reading import read_weight
 from inflight_kernels import Code, CodedWeight, join_halves
 
+GROUP_SIZES = {Code.INT8: 128, Code.FP8: 128, Code.INT4: 64}
+"""Inputs that share a scale, if a rank's are whole groups of so many; else half as many, or a quarter. So ranks make
+the codes that one rank makes wherever their shares are whole groups."""
 HEAD_CODES = {Code.INT4: Code.INT8}
 """Of the head, where it has other codes than the layers: a wrong logit is a wrong token."""
 NUMBERS_AT_ONCE = 2**16
@@ -31,9 +34,11 @@ SHARES = tuple(1.0 - 0.04 * step for step in range(8))
 
 @dataclass(frozen=True, slots=True)
 class OnLoadFormat(CodedFormat):
-    """`<name>.weight` (O, I), of any float type, as codes with a scale for 32 inputs of an output."""
+    """`<name>.weight` (O, I), of any float type, as codes with a scale for each group of inputs of an output."""
 
     code: Code
+    cache: CodeCache | None = None
+    """Of codes that were made before; None = they are made anew. For CPUs: a GPU may add up in another order."""
 
     @property
     def quantized(self) -> str:
@@ -45,25 +50,29 @@ class OnLoadFormat(CodedFormat):
         """See CodedFormat."""
         return Coding(code=self.code, group_size=GROUP_UNIT, scale_dtype=torch.float16)
 
+    def size_of_groups(self, num_inputs: int) -> int:
+        """See CodedFormat."""
+        return group_size_of(self.code, num_inputs)
+
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""
         return False
 
     def check(self, checkpoint: Checkpoint, block: Block) -> None:
         """See CodedFormat."""
-        checkpoint.check(f"{block.name}.weight", (block.num_outputs, block.num_inputs), FLOAT_DTYPES)
+        checkpoint.check(f"{block.name}.weight", block.shape, FLOAT_DTYPES)
 
     def read_part(self, checkpoint: Checkpoint, block: Block, device: torch.device) -> Part:
         """See CodedFormat."""
         values_OI = read_weight(checkpoint, block, torch.float32, FLOAT_DTYPES, device)
-        return Part(*quantize(self.code, values_OI))
+        return Part(*quantize(self.code, values_OI, self.size_of_groups(values_OI.shape[1])))
 
     def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Weight:
         """See WeightFormat."""
         if not target.keeps_codes and target.device.type == "cpu":
             raise ConfigurationError(
                 f"quantization is {self.code.value}, which layers in C++ multiply on a CPU, and they do not run here; "
-                "set cpu_compile and kv_cache_dtype to auto, or quantization to none"
+                "set cpu_compile to auto, or quantization to none"
             )
         if target.device.type == "cuda" and self.code is not Code.INT4:
             raise ConfigurationError(
@@ -71,27 +80,60 @@ class OnLoadFormat(CodedFormat):
             )
         return CodedFormat.read(self, checkpoint, blocks, target)
 
+    def fill_rows(self, checkpoint: Checkpoint, block: Block, weight: CodedWeight) -> None:
+        """See CodedFormat."""
+        self.keep(
+            weight,
+            block.name,
+            block.outputs,
+            block.inputs,
+            lambda: CodedFormat.fill_rows(self, checkpoint, block, weight),
+        )
+
+    def keep(self, weight: CodedWeight, name: str, outputs: range, inputs: range, quantize: Callable[[], None]) -> None:
+        """Fill a weight, which is these features of the one of that name, with codes that were made of it before;
+        `quantize` makes them if there are none."""
+        tile = Tile(
+            name=name,
+            outputs=(outputs.start, outputs.stop),
+            inputs=(inputs.start, inputs.stop),
+            code=weight.code.value,
+            group_size=weight.group_size,
+        )
+        if self.cache is None or not self.cache.read(tile, weight):
+            quantize()
+
     @staticmethod
     def allocate(code: Code, shape: Sequence[int], target: Target) -> CodedWeight:
         """Of `shape` (…, O, I), for `quantize_into`: of a head, or of experts."""
         *rows, num_inputs = shape
+        group_size = group_size_of(code, num_inputs)
         return CodedWeight(
             code=code,
             codes=target.empty(*rows, num_inputs * code.bits // 8, dtype=torch.uint8),
-            scales=target.empty(*rows, -(-num_inputs // GROUP_UNIT), dtype=torch.float16),
+            scales=target.empty(*rows, -(-num_inputs // group_size), dtype=torch.float16),
             zeros=None,
-            group_size=GROUP_UNIT,
+            group_size=group_size,
+            inputs=target.inputs_of(code),
         )
+
+
+def group_size_of(code: Code, num_inputs: int) -> int:
+    """Inputs that share a scale, of a rank's `num_inputs`."""
+    size = GROUP_SIZES[code]
+    while size > GROUP_UNIT and num_inputs % size:
+        size //= 2
+    return size
 
 
 def quantize_into(weight: CodedWeight, values_OI: Tensor) -> None:
     """Write what `values_OI` become into a weight (O, I)."""
-    codes, scales = quantize(weight.code, values_OI)
+    codes, scales = quantize(weight.code, values_OI, weight.group_size)
     weight.codes.copy_(codes if weight.code.bits == 8 else join_halves(codes))
     weight.scales.copy_(scales)
 
 
-def quantize(code: Code, values_OI: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(code: Code, values_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """Codes (O, I), uint8, and scales (O, G), float16, of floats: each code is the one nearest to its value. Of 4 bits
     the scale is the one of several with which the squares of a group's errors sum to least."""
     num_rows, num_threads = max(NUMBERS_AT_ONCE // values_OI.shape[1], 1), torch.get_num_threads()
@@ -99,17 +141,18 @@ def quantize(code: Code, values_OI: Tensor) -> tuple[Tensor, Tensor]:
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(num_threads) as threads:
-            parts = list(threads.map(lambda rows: _quantize_rows(code, rows.float()), torch.split(values_OI, num_rows)))
+            some = torch.split(values_OI, num_rows)
+            parts = list(threads.map(lambda rows: _quantize_rows(code, rows.float(), group_size), some))
     finally:
         torch.set_num_threads(num_threads)
     codes, scales = zip(*parts, strict=True)
     return torch.cat(codes), torch.cat(scales)
 
 
-def _quantize_rows(code: Code, values_OI: Tensor) -> tuple[Tensor, Tensor]:
-    padded = torch.nn.functional.pad(values_OI, (0, -values_OI.shape[1] % GROUP_UNIT))
-    # A column for each group (32, N): reductions over the first dimension are fast.
-    groups = padded.view(-1, GROUP_UNIT).T.contiguous()
+def _quantize_rows(code: Code, values_OI: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    padded = torch.nn.functional.pad(values_OI, (0, -values_OI.shape[1] % group_size))
+    # A column for each group (inputs, N): reductions over the first dimension are fast.
+    groups = padded.view(-1, group_size).T.contiguous()
     match code:
         case Code.INT8:
             scales = _fit(groups.abs().amax(0), 127)

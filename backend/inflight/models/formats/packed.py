@@ -1,4 +1,4 @@
-"""Whole numbers and MXFP4 of compressed-tensors: weights of 4 or 8 bits, whose activations stay as they are."""
+"""Whole numbers and MXFP4 of compressed-tensors: weights of 4 or 8 bits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight.models.formats.coded import CodedFormat, Coding, Part
 from inflight.models.formats.format import Block
 from inflight.models.formats.reading import read_block, read_weight
 from inflight.models.formats.words import WORD_DTYPES, centred, numbers_of, read_words
-from inflight_kernels import Code
+from inflight_kernels import Code, Inputs
 
 BYTE_DTYPES = ("I8",)
 ZERO_DTYPES = ("I32", "I8")
@@ -44,6 +44,7 @@ class PackedFormat(CodedFormat):
             group_size=self.scheme.group_size,
             scale_dtype=torch.float32,
             has_zeros=not self.scheme.is_symmetric,
+            inputs=Inputs.INT8 if self.scheme.has_int8_inputs else Inputs.KEPT,
         )
 
     @property
@@ -183,7 +184,12 @@ class Mxfp4Format(CodedFormat):
             )
 
         halves, exponents = read("weight_packed", 2), read("weight_scale", 32)
-        if exponents.numel() and int(exponents.max()) == NO_NUMBER:
-            raise ConfigurationError(f"{checkpoint.folder}: tensor {block.name}.weight_scale holds a scale that is NaN")
         codes = torch.stack([halves & 15, halves >> 4], -1).flatten(1)
-        return Part(codes, torch.exp2(exponents.float() - 127).to(torch.bfloat16))
+        return Part(codes, scales_of(checkpoint, f"{block.name}.weight_scale", exponents))
+
+
+def scales_of(checkpoint: Checkpoint, name: str, exponents: torch.Tensor) -> torch.Tensor:
+    """bfloat16: what these values of the tensor `name` stand for, in E8M0."""
+    if exponents.numel() and int(exponents.max()) == NO_NUMBER:
+        raise ConfigurationError(f"{checkpoint.folder}: tensor {name} holds a scale that is NaN")
+    return torch.exp2(exponents.float() - 127).to(torch.bfloat16)

@@ -15,16 +15,18 @@ def read_weight(
     checkpoint: Checkpoint, block: Block, dtype: torch.dtype, dtypes: tuple[str, ...], device: torch.device
 ) -> Tensor:
     """The block's part (O, I) of its tensor `weight`."""
-    return read_block(
+    size = len(block.outputs), len(block.inputs)
+    values = read_block(
         checkpoint,
         f"{block.name}.weight",
-        (block.num_outputs, block.num_inputs),
-        (block.outputs.start, block.inputs.start),
-        (len(block.outputs), len(block.inputs)),
+        block.shape,
+        block.starts,
+        size[::-1] if block.transposed else size,
         dtype,
         dtypes,
         device,
     )
+    return values.T.contiguous() if block.transposed else values
 
 
 def read_block(

@@ -27,7 +27,8 @@ def read_words(
 
 def numbers_of(words: Tensor, bits: int) -> Tensor:
     """(R, W) int32 to (R, 32 / bits * W) uint8: the numbers of each word from the lowest bits up."""
-    as_bytes = words.contiguous().view(torch.uint8)
+    # Through one dimension, whose elements are neighbours also where a row has one word.
+    as_bytes = words.flatten().view(torch.uint8).view(len(words), -1)
     return as_bytes if bits == 8 else torch.stack([as_bytes & 15, as_bytes >> 4], -1).flatten(1)
 
 

@@ -1,4 +1,4 @@
-"""This engine, without a server, as a worker: CHECKPOINT FORMAT, where a format is DTYPE[+QUANTIZATION]."""
+"""This engine, without a server, as a worker: CHECKPOINT FORMAT, a format being DTYPE[+QUANTIZATION[+ACTIVATIONS]]."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from inflight.config import EngineConfig
 
 def load() -> Run:
     checkpoint, form = sys.argv[1:]
-    dtype, _, quantization = form.partition("+")
+    dtype, *others = form.split("+")
+    quantization, activations = [*others, *("none", "auto")[len(others) :]]
     parameters = engine_parameters(Path(checkpoint), CONCURRENCY, THREADS)
     assert parameters["max_seq_len"] == str(MAX_TOKENS)
     own = {
         "dtype": dtype,
-        "quantization": quantization or "none",
+        "quantization": quantization,
+        "cpu_activations": activations,
         "cpu_compile": os.environ.get("BENCH_CPU_COMPILE", "true"),
     }
     engine = Inflight(EngineConfig.from_parameters(parameters | own))

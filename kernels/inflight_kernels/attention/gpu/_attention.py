@@ -13,6 +13,12 @@ An fp8 cache holds k / k_scale and v / v_scale: k_scale is multiplied into the s
 final result. Keys are converted to q's dtype before the product. Values are converted to float16 if q has 16 bits:
 float16 represents every e4m3 number exactly and takes one conversion instruction per pair, bfloat16 three; and
 probabilities, at most 1, lose less precision in float16 than in bfloat16.
+
+An int8 cache has a scale for each slot and head. A key or value is multiplied by its own and rounded to q's dtype
+before the product.
+
+With a soft cap the products become their tanh before they are masked, and the cap is the scale of what follows. A sink
+is no key: it is added to a row's sum of weights where the row is written, which one program does.
 """
 
 from __future__ import annotations
@@ -30,6 +36,7 @@ from inflight_kernels.common.checks import (
     check_float,
     check_kv_cache,
     check_shape,
+    check_slot_scales,
     check_unit_stride,
     check_vector,
     compute_capability,
@@ -37,21 +44,41 @@ from inflight_kernels.common.checks import (
 
 LOG2_E = math.log2(math.e)
 FP8 = torch.float8_e4m3fn
+_LOG2_E = tl.constexpr(LOG2_E)
+
+
+@triton.jit
+def _tanh(x):
+    """Of x / (2 log2 e): 1 - 2 / (2 ** x + 1), with an absolute error of a few 2 ** -23."""
+    return tl.fma(1.0 / (tl.exp2(x) + 1.0), -2.0, 1.0)
+
+
+@triton.jit
+def sum_with_sinks(m_i, l_i, sinks_ptr, heads, mask):
+    """The sum of the weights of each row that has seen a key, that of the sink of its head included. A sink far above
+    all scores makes it infinite, and so the output 0."""
+    if sinks_ptr is not None:
+        l_i += tl.exp2(tl.fma(tl.load(sinks_ptr + heads, mask=mask, other=0.0), _LOG2_E, -m_i))
+    return l_i
 
 
 @triton.jit
 def attend_tiles(
-    acc, m_i, l_i, q, query_positions, seq_len, tile_begin, tile_end, k_head_ptr, v_head_ptr, table_row_ptr,
-    stride_cache_block, stride_cache_offset, qk_scale,
+    acc, m_i, l_i, q, query_positions, seq_len, tile_begin, tile_end, k_head_ptr, v_head_ptr, k_scales_head_ptr,
+    v_scales_head_ptr, table_row_ptr, stride_cache_block, stride_cache_offset, qk_scale, tanh_scale,
     HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr, MASKED: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Add key tiles [tile_begin, tile_end) to the running softmax. MASKED: some key may be hidden from some row."""
+    """Add key tiles [tile_begin, tile_end) to the running softmax. MASKED: some key may be hidden from some row. The
+    scales lie as the heads of a contiguous cache do; None = it has none. `qk_scale`: of the products, or of their tanh
+    (tanh_scale, see `score_scales`)."""
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
     mask_d = offs_d < HEAD_DIM
-    IS_FP8: tl.constexpr = v_head_ptr.dtype.element_ty.primitive_bitwidth == 8
-    VALUE_DTYPE: tl.constexpr = tl.float16 if IS_FP8 and q.dtype.primitive_bitwidth == 16 else q.dtype
+    OF_BYTES: tl.constexpr = v_head_ptr.dtype.element_ty.primitive_bitwidth == 8
+    HAS_SCALES: tl.constexpr = k_scales_head_ptr is not None
+    AS_FLOAT16: tl.constexpr = OF_BYTES and not HAS_SCALES and q.dtype.primitive_bitwidth == 16
+    VALUE_DTYPE: tl.constexpr = tl.float16 if AS_FLOAT16 else q.dtype
     # A tile within one block needs one entry of the table. Otherwise each key has its own; keys past the sequence's end
     # may have none: they read block 0 and are masked.
     ONE_BLOCK: tl.constexpr = BLOCK_SIZE % BLOCK_N == 0
@@ -83,15 +110,23 @@ def attend_tiles(
             v_mask = mask_d[None, :]
         k = tl.load(k_head_ptr + base + (places[None, :] + offs_d[:, None]), mask=k_mask, other=0.0)
         v = tl.load(v_head_ptr + base + (places[:, None] + offs_d[None, :]), mask=v_mask, other=0.0)
+        if HAS_SCALES:
+            scale_places = base // HEAD_DIM + places // HEAD_DIM
+            k_scales = tl.load(k_scales_head_ptr + scale_places, mask=keys < seq_len, other=0.0)
+            v_scales = tl.load(v_scales_head_ptr + scale_places, mask=keys < seq_len, other=0.0)
+            k = k.to(tl.float32) * k_scales[None, :]
+            v = v.to(tl.float32) * v_scales[:, None]
         k = k.to(q.dtype)
         v = v.to(VALUE_DTYPE)
-        if IS_FP8:
+        if OF_BYTES:
             # Changes no value. Triton would load values in the layout of the product's operand, which has neighbours of
             # a column in a thread: bytes one by one. It carries no layout across a split: they are loaded along rows,
             # 16 at a time, and go through shared memory as float16.
             even, odd = tl.split(tl.reshape(v, [BLOCK_N, BLOCK_D // 2, 2]))
             v = tl.interleave(even, odd)
         products = tl.dot(q, k, input_precision=INPUT_PRECISION)
+        if tanh_scale is not None:
+            products = _tanh(products * tanh_scale)
         if MASKED:
             if SLIDING_WINDOW > 0:
                 # One difference for both bounds takes fewer registers than two comparisons of positions.
@@ -123,24 +158,26 @@ def check_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
+    scales: tuple[float | Tensor, float | Tensor],
     block_table: Tensor,
     table_rows: Tensor | None,
     batch: int,
     out: Tensor | None,
+    sinks: Tensor | None,
 ) -> None:
-    """Raise ValueError unless the shapes and dtypes of q (n, Hq, D), caches, table of `batch` sequences and `out`
-    match."""
+    """Raise ValueError unless the shapes and dtypes of q (n, Hq, D), caches, table of `batch` sequences, `out` and
+    sinks match."""
     check_float("q", q)
     if q.dim() != 3:
         raise ValueError(f"q must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}")
     check_unit_stride("q", q)
-    cache_dtype = q.dtype
+    cache_dtype = k_cache.dtype if k_cache.dtype in (FP8, torch.int8) else q.dtype
     if k_cache.dtype == FP8:
-        cache_dtype = FP8
         capability = compute_capability(q.device)
         if capability < 89:
             raise ValueError(f"a float8_e4m3fn KV cache needs sm_89 or later, {q.device} is sm_{capability}")
     check_kv_cache(k_cache, v_cache, None, q.shape[2], cache_dtype)
+    check_slot_scales(k_cache, scales)
     if q.shape[1] % k_cache.shape[2]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k_cache.shape[2]} KV heads evenly")
     check_dtype("block_table", block_table, torch.int32)
@@ -153,12 +190,32 @@ def check_attention(
         check_shape("out", out, tuple(q.shape))
         check_dtype("out", out, q.dtype)
         check_unit_stride("out", out)
+    if sinks is not None:
+        check_vector("sinks", sinks, q.shape[1], torch.float32)
 
 
-def check_scales(scale: float, k_scale: float, v_scale: float, window: int) -> None:
-    """Raise ValueError for scales that are not positive and finite, or a window below 0."""
+def slot_scales(k_scale: float | Tensor, v_scale: float | Tensor) -> tuple[float, float, Tensor | None, Tensor | None]:
+    """The scales of all keys and all values, and those of each slot."""
+    if isinstance(k_scale, Tensor) and isinstance(v_scale, Tensor):
+        return 1.0, 1.0, k_scale, v_scale
+    assert not isinstance(k_scale, Tensor) and not isinstance(v_scale, Tensor)
+    return k_scale, v_scale, None, None
+
+
+def score_scales(scale: float, k_scale: float, soft_cap: float) -> tuple[float, float | None]:
+    """What makes an exponent of 2 of a product of a query and a key, or, with a soft cap, of its tanh; and then what
+    multiplies the product inside the tanh."""
+    if not soft_cap:
+        return scale * k_scale * LOG2_E, None
+    return soft_cap * LOG2_E, 2.0 * LOG2_E * scale * k_scale / soft_cap
+
+
+def check_scales(scale: float, k_scale: float | Tensor, v_scale: float | Tensor, window: int, soft_cap: float) -> None:
+    """Raise ValueError for scales that are not positive and finite, or a window or soft cap below 0."""
     for name, value in (("scale", scale), ("k_scale", k_scale), ("v_scale", v_scale)):
-        if not 0.0 < value < math.inf:
+        if not isinstance(value, Tensor) and not 0.0 < value < math.inf:
             raise ValueError(f"{name} must be positive and finite, got {value}")
     if window < 0:
         raise ValueError(f"sliding_window must be 0 (off) or positive, got {window}")
+    if not 0.0 <= soft_cap < math.inf:
+        raise ValueError(f"soft_cap must be 0 (off) or positive and finite, got {soft_cap}")

@@ -7,7 +7,8 @@ finishes the last of them merges all of them, in the order of their keys, by
 
     out = sum_s 2^(m_s - m) acc_s / sum_s 2^(m_s - m) l_s * v_scale,   m = max_s m_s
 
-Every part contains a visible key, so every m_s is finite. Scratch per slot: m and l (GROUP,), acc (GROUP, D), float32.
+Every part contains a visible key, so every m_s is finite. A sink is added once, to the sum of all parts. Scratch per
+slot: m and l (GROUP,), acc (GROUP, D), float32.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inflight_kernels.attention.gpu._attention import attend_tiles
+from inflight_kernels.attention.gpu._attention import attend_tiles, sum_with_sinks
 from inflight_kernels.common.last_program import is_last_program
 
 
@@ -30,8 +31,9 @@ def _visible_tiles(seq_len, SLIDING_WINDOW: tl.constexpr, BLOCK_N: tl.constexpr)
 
 @triton.jit
 def _attend_part(
-    q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, table_rows_ptr, row, head, seq_len, tile_begin, tile_end,
-    qk_scale, stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
+    q_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, table_rows_ptr, row, head, seq_len,
+    tile_begin, tile_end, qk_scale, tanh_scale, stride_qb, stride_qh, stride_cache_block, stride_cache_offset,
+    stride_cache_head, stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
     INPUT_PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +55,9 @@ def _attend_part(
     acc, m_i, l_i = attend_tiles(
         acc, m_i, l_i, q, tl.zeros([BLOCK_M], dtype=tl.int32) + (seq_len - 1), seq_len, tile_begin, tile_end,
         k_cache_ptr + head_64 * stride_cache_head, v_cache_ptr + head_64 * stride_cache_head,
-        block_table_ptr + table_row * stride_table, stride_cache_block, stride_cache_offset, qk_scale,
+        None if k_scales_ptr is None else k_scales_ptr + head_64,
+        None if v_scales_ptr is None else v_scales_ptr + head_64,
+        block_table_ptr + table_row * stride_table, stride_cache_block, stride_cache_offset, qk_scale, tanh_scale,
         HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     return acc, m_i, l_i
@@ -61,14 +65,16 @@ def _attend_part(
 
 @triton.jit
 def _write_out(
-    out_ptr, acc, l_i, row, head, v_scale, stride_ob, stride_oh,
+    out_ptr, sinks_ptr, acc, m_i, l_i, row, head, v_scale, stride_ob, stride_oh,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
     mask_md = (offs_m < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
+    sinks_head_ptr = None if sinks_ptr is None else sinks_ptr + head * GROUP
     # A padded row (seq_len 0) has l = 0 and acc = 0; its output is zeros.
-    out = acc / tl.where(l_i > 0.0, l_i, 1.0)[:, None] * v_scale
+    total = tl.where(l_i > 0.0, sum_with_sinks(m_i, l_i, sinks_head_ptr, offs_m, offs_m < GROUP), 1.0)
+    out = acc / total[:, None] * v_scale
     heads = head.to(tl.int64) * GROUP + offs_m
     out_ptrs = out_ptr + row.to(tl.int64) * stride_ob + heads[:, None] * stride_oh + offs_d[None, :]
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask_md)
@@ -91,7 +97,7 @@ def _write_part(
 
 @triton.jit
 def _merge_parts(
-    out_ptr, acc_ptr, m_ptr, l_ptr, parts, first_slot, next_slot, row, head, v_scale, stride_ob, stride_oh,
+    out_ptr, sinks_ptr, acc_ptr, m_ptr, l_ptr, parts, first_slot, next_slot, row, head, v_scale, stride_ob, stride_oh,
     SLOT_STEP: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -124,7 +130,9 @@ def _merge_parts(
         l_i = l_i * alpha + tl.sum(weights * l_s, axis=0)
         acc = acc * alpha[:, None] + tl.sum(acc_s * weights[:, :, None], axis=0)
         m_i = m_new
-    out = acc / tl.where(l_i > 0.0, l_i, 1.0)[:, None] * v_scale
+    sinks_head_ptr = None if sinks_ptr is None else sinks_ptr + head * GROUP
+    total = tl.where(l_i > 0.0, sum_with_sinks(m_i, l_i, sinks_head_ptr, offs_g, mask_g), 1.0)
+    out = acc / total[:, None] * v_scale
     heads = head.to(tl.int64) * GROUP + offs_g
     out_ptrs = out_ptr + row.to(tl.int64) * stride_ob + heads[:, None] * stride_oh + offs_d[None, :]
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=mask_gd)
@@ -138,11 +146,13 @@ def _tiles_of_split(tiles, num_splits):
 
 # One compiled kernel for all batches: triton would otherwise specialise for widths and counts that are 1 or multiples
 # of 16, and for pointers aligned to 16 bytes, which a slice of the lengths may not be.
-@triton.jit(do_not_specialize=["table_rows_ptr", "seq_lens_ptr", "stride_table"])
+@triton.jit(do_not_specialize=["table_rows_ptr", "seq_lens_ptr", "sinks_ptr", "stride_table"])
 def decode_split_kernel(
     q_ptr,
     k_cache_ptr,
     v_cache_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     block_table_ptr,
     table_rows_ptr,
     seq_lens_ptr,
@@ -151,7 +161,9 @@ def decode_split_kernel(
     m_ptr,
     l_ptr,
     counters_ptr,
+    sinks_ptr,
     qk_scale,
+    tanh_scale,
     v_scale,
     stride_qb,
     stride_qh,
@@ -186,12 +198,16 @@ def decode_split_kernel(
     tile_begin = first_tile + split * tiles_per_split
     tile_end = tl.minimum(tile_begin + tiles_per_split, end_tile)
     acc, m_i, l_i = _attend_part(
-        q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, table_rows_ptr, row, head, seq_len, tile_begin, tile_end,
-        qk_scale, stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
+        q_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, table_rows_ptr, row, head,
+        seq_len, tile_begin, tile_end, qk_scale, tanh_scale, stride_qb, stride_qh, stride_cache_block,
+        stride_cache_offset, stride_cache_head, stride_table,
         GROUP, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     if tiles <= tiles_per_split:
-        _write_out(out_ptr, acc, l_i, row, head, v_scale, stride_ob, stride_oh, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
+        _write_out(
+            out_ptr, sinks_ptr, acc, m_i, l_i, row, head, v_scale, stride_ob, stride_oh,
+            GROUP, HEAD_DIM, BLOCK_M, BLOCK_D,
+        )  # fmt: skip
     else:
         pair = row.to(tl.int64) * tl.num_programs(0) + head
         first_slot = pair * num_splits
@@ -199,16 +215,18 @@ def decode_split_kernel(
         parts = tl.cdiv(tiles, tiles_per_split)
         if is_last_program(counters_ptr + pair, parts):
             _merge_parts(
-                out_ptr, acc_ptr, m_ptr, l_ptr, parts, first_slot, first_slot, row, head, v_scale, stride_ob, stride_oh,
-                1, GROUP, HEAD_DIM, BLOCK_S, BLOCK_G, BLOCK_D,
+                out_ptr, sinks_ptr, acc_ptr, m_ptr, l_ptr, parts, first_slot, first_slot, row, head, v_scale,
+                stride_ob, stride_oh, 1, GROUP, HEAD_DIM, BLOCK_S, BLOCK_G, BLOCK_D,
             )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["table_rows_ptr", "seq_lens_ptr", "batch", "stride_table"])
+@triton.jit(do_not_specialize=["table_rows_ptr", "seq_lens_ptr", "sinks_ptr", "batch", "stride_table"])
 def decode_persistent_kernel(
     q_ptr,
     k_cache_ptr,
     v_cache_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     block_table_ptr,
     table_rows_ptr,
     seq_lens_ptr,
@@ -217,7 +235,9 @@ def decode_persistent_kernel(
     m_ptr,
     l_ptr,
     counters_ptr,
+    sinks_ptr,
     qk_scale,
+    tanh_scale,
     v_scale,
     batch,
     stride_qb,
@@ -273,13 +293,16 @@ def decode_persistent_kernel(
         count = tl.minimum(tiles - skipped, stop - place)
         tile_begin = first_tile + skipped
         acc, m_i, l_i = _attend_part(
-            q_ptr, k_cache_ptr, v_cache_ptr, block_table_ptr, table_rows_ptr, row, head, seq_len,
-            tile_begin, tl.minimum(tile_begin + count, end_tile), qk_scale,
+            q_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, table_rows_ptr, row, head,
+            seq_len, tile_begin, tl.minimum(tile_begin + count, end_tile), qk_scale, tanh_scale,
             stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
             GROUP, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
         )  # fmt: skip
         if count == tiles:
-            _write_out(out_ptr, acc, l_i, row, head, v_scale, stride_ob, stride_oh, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
+            _write_out(
+                out_ptr, sinks_ptr, acc, m_i, l_i, row, head, v_scale, stride_ob, stride_oh,
+                GROUP, HEAD_DIM, BLOCK_M, BLOCK_D,
+            )  # fmt: skip
         else:
             slot = 2 * pid + (place > begin).to(tl.int32)
             _write_part(acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, slot, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
@@ -289,7 +312,7 @@ def decode_persistent_kernel(
             if is_last_program(counters_ptr + first, parts):
                 first_slot = 2 * first + (pair_begin > first * share).to(tl.int32)
                 _merge_parts(
-                    out_ptr, acc_ptr, m_ptr, l_ptr, parts, first_slot, 2 * first, row, head, v_scale,
+                    out_ptr, sinks_ptr, acc_ptr, m_ptr, l_ptr, parts, first_slot, 2 * first, row, head, v_scale,
                     stride_ob, stride_oh, 2, GROUP, HEAD_DIM, BLOCK_S, BLOCK_G, BLOCK_D,
                 )  # fmt: skip
         place += count

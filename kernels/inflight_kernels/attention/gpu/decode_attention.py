@@ -1,7 +1,8 @@
 """Attention of one new token per sequence over a paged KV cache, with the keys distributed over the whole device.
 
     p_j = softmax_j(scale * k_scale * q . k_j),   o = v_scale * sum_j p_j v_j,
-    over the visible keys j < seq_len (and > seq_len - 1 - w with a window w)
+    over the visible keys j < seq_len (and > seq_len - 1 - w with a window w); with a soft cap c the softmax is of
+    c tanh(scale * k_scale * q . k_j / c), and with sinks it has one more term of each head, without a value
 
 The G = Hq / Hkv query heads that share a KV head are the rows of one tile (at least 16, the minimum of tl.dot), so each
 key and value is read once. Tiles of BLOCK_N keys are distributed in one of two ways. The choice depends on shapes only,
@@ -32,7 +33,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inflight_kernels.attention.gpu._attention import LOG2_E, check_attention, check_scales, launch_options
+from inflight_kernels.attention.gpu._attention import (
+    check_attention,
+    check_scales,
+    launch_options,
+    score_scales,
+    slot_scales,
+)
 from inflight_kernels.attention.gpu._decode_kernels import decode_persistent_kernel, decode_split_kernel
 from inflight_kernels.attention.gpu.prefill_attention import prefill_attention
 from inflight_kernels.common.checks import (
@@ -89,7 +96,14 @@ class _Schedule(NamedTuple):
 
 
 def default_config(
-    batch: int, group: int, head_dim: int, block_size: int, element_size: int, device: torch.device
+    batch: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    element_size: int,
+    device: torch.device,
+    *,
+    has_slot_scales: bool = False,
 ) -> dict[str, int]:
     """Reasoned, not measured yet: see the module and `CANDIDATES`. `group`: query heads that share a KV head.
     `element_size`: of the cache, in bytes."""
@@ -102,7 +116,9 @@ def default_config(
     # fp8 values go through one more buffer, in float16.
     converted_bytes = 2 * block_n * block_d if element_size == 1 else 0
     buffers = max((BUFFER_BYTES - converted_bytes) // (2 * block_n * block_d * element_size), 1)
-    programs_per_sm = min(max(shared_memory_per_sm(device) // PROGRAM_BYTES, 1), 3 if few_rows else 2)
+    # With the scales of slots three programs spill 8 bytes on sm_100 (ptxas, triton 3.7).
+    most_programs = 3 if few_rows and not has_slot_scales else 2
+    programs_per_sm = min(max(shared_memory_per_sm(device) // PROGRAM_BYTES, 1), most_programs)
     # Three programs of 4 warps may have 168 registers a thread each. Left to itself ptxas aims at 128 for some shapes
     # and spills 8 to 32 bytes; so it does with 168 and 16 bits (triton 3.7).
     is_limited = programs_per_sm == 3 and element_size < 4 and head_dim <= 128
@@ -146,9 +162,11 @@ def decode_attention(
     scratch: Tensor | None = None,
     *,
     table_rows: Tensor | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
     deterministic: bool = False,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     config: Mapping[str, int] | None = None,
     num_programs: int | None = None,
 ) -> Tensor:
@@ -159,11 +177,12 @@ def decode_attention(
     if deterministic:
         return prefill_attention(
             q, k_cache, v_cache, block_table, None, seq_lens, 1, scale, sliding_window, out,
-            table_rows=table_rows, k_scale=k_scale, v_scale=v_scale, deterministic=True, config=config,
+            table_rows=table_rows, k_scale=k_scale, v_scale=v_scale, deterministic=True, soft_cap=soft_cap, sinks=sinks,
+            config=config,
         )  # fmt: skip
-    check_attention(q, k_cache, v_cache, block_table, table_rows, q.shape[0], out)
+    check_attention(q, k_cache, v_cache, (k_scale, v_scale), block_table, table_rows, q.shape[0], out, sinks)
     check_vector("seq_lens", seq_lens, q.shape[0], torch.int32)
-    check_scales(scale, k_scale, v_scale, sliding_window)
+    check_scales(scale, k_scale, v_scale, sliding_window, soft_cap)
     batch, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     if out is None:
@@ -183,7 +202,15 @@ def decode_attention(
             "pairs": next_power_of_2(pairs),
             "max_keys": next_power_of_2(max_keys),
         }
-        default = default_config(batch, group, head_dim, block_size, k_cache.element_size(), q.device)
+        default = default_config(
+            batch,
+            group,
+            head_dim,
+            block_size,
+            k_cache.element_size(),
+            q.device,
+            has_slot_scales=isinstance(k_scale, Tensor),
+        )
         config = tuned("decode_attention", shape, default, q.device)
     programs = num_programs or config["programs_per_sm"] * multiprocessor_count(q.device)
     schedule = _schedule(config, batch, pairs, max_keys, programs)
@@ -199,7 +226,8 @@ def decode_attention(
     arrived = counters(programs, q.device)
 
     block_g, block_d = next_power_of_2(group), max(next_power_of_2(head_dim), 16)
-    operands = (q, k_cache, v_cache, block_table, table_rows, seq_lens, out, acc, m, sums, arrived)
+    k_scale, v_scale, k_scales, v_scales = slot_scales(k_scale, v_scale)
+    operands = (q, k_cache, v_cache, k_scales, v_scales, block_table, table_rows, seq_lens, out, acc, m, sums, arrived)
     strides = (
         q.stride(0),
         q.stride(1),
@@ -224,12 +252,12 @@ def decode_attention(
         "BLOCK_D": block_d,
         **launch_options(config),
     }
-    qk_scale = scale * k_scale * LOG2_E
+    scales = (*score_scales(scale, k_scale, soft_cap), v_scale)
     if schedule.persistent:
         decode_persistent_kernel[(schedule.programs,)](
             *operands,
-            qk_scale,
-            v_scale,
+            sinks,
+            *scales,
             batch,
             *strides,
             NUM_KV_HEADS=num_kv_heads,
@@ -238,5 +266,5 @@ def decode_attention(
             **constants,
         )
     else:
-        decode_split_kernel[(num_kv_heads, schedule.splits, batch)](*operands, qk_scale, v_scale, *strides, **constants)
+        decode_split_kernel[(num_kv_heads, schedule.splits, batch)](*operands, sinks, *scales, *strides, **constants)
     return out

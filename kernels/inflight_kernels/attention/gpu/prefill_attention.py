@@ -1,7 +1,7 @@
 """Causal attention of ragged query chunks over a paged KV cache that already holds their keys and values.
 
     p_ij = softmax_j(scale * k_scale * q_i . k_j),   o_i = v_scale * sum_j p_ij v_j,
-    over keys j <= i (and j > i - w with a window w)
+    over keys j <= i (and j > i - w with a window w); see `decode_attention` for a soft cap and sinks
 
 i and j are positions in the sequence: the queries of sequence b are its last query_len positions. Grid (query tiles
 * Hkv, B): the G = Hq / Hkv heads that share a KV head are packed with BLOCK_Q tokens as the BLOCK_M rows of one tile,
@@ -31,11 +31,13 @@ import triton.language as tl
 from torch import Tensor
 
 from inflight_kernels.attention.gpu._attention import (
-    LOG2_E,
     attend_tiles,
     check_attention,
     check_scales,
     launch_options,
+    score_scales,
+    slot_scales,
+    sum_with_sinks,
 )
 from inflight_kernels.common.checks import (
     cdiv,
@@ -66,17 +68,21 @@ CANDIDATES: tuple[Mapping[str, int], ...] = (
 
 # One compiled kernel for all batches: triton would otherwise specialise for widths and counts that are 1 or multiples
 # of 16, and for pointers aligned to 16 bytes, which a slice of the lengths may not be.
-@triton.jit(do_not_specialize=["table_rows_ptr", "query_start_loc_ptr", "seq_lens_ptr", "stride_table"])
+@triton.jit(do_not_specialize=["table_rows_ptr", "query_start_loc_ptr", "seq_lens_ptr", "sinks_ptr", "stride_table"])
 def prefill_attention_kernel(
     q_ptr,
     k_cache_ptr,
     v_cache_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     block_table_ptr,
     table_rows_ptr,
     query_start_loc_ptr,
     seq_lens_ptr,
     out_ptr,
+    sinks_ptr,
     qk_scale,
+    tanh_scale,
     v_scale,
     stride_qt,
     stride_qh,
@@ -142,28 +148,31 @@ def prefill_attention_kernel(
     l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
     k_head_ptr = k_cache_ptr + pid_h.to(tl.int64) * stride_cache_head
     v_head_ptr = v_cache_ptr + pid_h.to(tl.int64) * stride_cache_head
+    k_scales_head_ptr = None if k_scales_ptr is None else k_scales_ptr + pid_h
+    v_scales_head_ptr = None if v_scales_ptr is None else v_scales_ptr + pid_h
     table_row = pid_b
     if table_rows_ptr is not None:
         table_row = tl.load(table_rows_ptr + pid_b)
     table_row_ptr = block_table_ptr + table_row * stride_table
     if SLIDING_WINDOW > 0:
         acc, m_i, l_i = attend_tiles(
-            acc, m_i, l_i, q, query_positions, seq_len, tile_lo, full_lo, k_head_ptr, v_head_ptr, table_row_ptr,
-            stride_cache_block, stride_cache_offset, qk_scale,
-            HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+            acc, m_i, l_i, q, query_positions, seq_len, tile_lo, full_lo, k_head_ptr, v_head_ptr,
+            k_scales_head_ptr, v_scales_head_ptr, table_row_ptr, stride_cache_block, stride_cache_offset, qk_scale,
+            tanh_scale, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
         )  # fmt: skip
     acc, m_i, l_i = attend_tiles(
-        acc, m_i, l_i, q, query_positions, seq_len, full_lo, full_hi, k_head_ptr, v_head_ptr, table_row_ptr,
-        stride_cache_block, stride_cache_offset, qk_scale,
-        HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, False, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+        acc, m_i, l_i, q, query_positions, seq_len, full_lo, full_hi, k_head_ptr, v_head_ptr,
+        k_scales_head_ptr, v_scales_head_ptr, table_row_ptr, stride_cache_block, stride_cache_offset, qk_scale,
+        tanh_scale, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, False, INPUT_PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
     acc, m_i, l_i = attend_tiles(
-        acc, m_i, l_i, q, query_positions, seq_len, full_hi, tile_hi, k_head_ptr, v_head_ptr, table_row_ptr,
-        stride_cache_block, stride_cache_offset, qk_scale,
-        HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+        acc, m_i, l_i, q, query_positions, seq_len, full_hi, tile_hi, k_head_ptr, v_head_ptr,
+        k_scales_head_ptr, v_scales_head_ptr, table_row_ptr, stride_cache_block, stride_cache_offset, qk_scale,
+        tanh_scale, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
     )  # fmt: skip
 
-    out = acc / tl.where(l_i > 0.0, l_i, 1.0)[:, None] * v_scale
+    total = tl.where(l_i > 0.0, sum_with_sinks(m_i, l_i, sinks_ptr, heads, offs_m < BLOCK_Q * GROUP), 1.0)
+    out = acc / total[:, None] * v_scale
     # Where to write is computed again, from what is read again: kept through the loops, it would be spilled to memory.
     if not ONE_QUERY:
         query_begin = tl.load(query_start_loc_ptr + pid_b, volatile=True)
@@ -176,7 +185,13 @@ def prefill_attention_kernel(
 
 
 def default_config(
-    rows: int, programs_of_long_rows: int, head_dim: int, element_size: int, device: torch.device
+    rows: int,
+    programs_of_long_rows: int,
+    head_dim: int,
+    element_size: int,
+    device: torch.device,
+    *,
+    has_slot_scales: bool = False,
 ) -> dict[str, int]:
     """Reasoned, not measured yet. `rows`: of the longest chunk. `programs_of_long_rows`: grid with tiles of
     LONG_ROWS."""
@@ -189,7 +204,8 @@ def default_config(
     capability = compute_capability(device)
     # Two programs on a multiprocessor: see `CANDIDATES`. Blackwell's accumulators are not in registers, but what is
     # computed from them is, twice.
-    two_programs = long_rows and 90 <= capability < 100
+    # With the scales of slots they spill 32 bytes (ptxas, triton 3.7).
+    two_programs = long_rows and 90 <= capability < 100 and not has_slot_scales
     # Before Hopper and on sm_120 the query tile lives in registers: 64 keys of 128 spill on sm_80 (ptxas, triton 3.8).
     few_registers = not 90 <= capability < 120 or two_programs
     return {
@@ -216,19 +232,21 @@ def prefill_attention(
     out: Tensor | None = None,
     *,
     table_rows: Tensor | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
     deterministic: bool = False,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
     config: Mapping[str, int] | None = None,
 ) -> Tensor:
     """Launch prefill attention; see `inflight_kernels.prefill_attention`. `query_start_loc`: None = a query for each
     sequence. `config` overrides the tuned one."""
     batch = seq_lens.shape[0]
-    check_attention(q, k_cache, v_cache, block_table, table_rows, batch, out)
+    check_attention(q, k_cache, v_cache, (k_scale, v_scale), block_table, table_rows, batch, out, sinks)
     check_vector("seq_lens", seq_lens, batch, torch.int32)
     if query_start_loc is not None:
         check_vector("query_start_loc", query_start_loc, batch + 1, torch.int32)
-    check_scales(scale, k_scale, v_scale, sliding_window)
+    check_scales(scale, k_scale, v_scale, sliding_window, soft_cap)
     num_q_heads, head_dim = q.shape[1], q.shape[2]
     num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
     if out is None:
@@ -250,21 +268,26 @@ def prefill_attention(
             rows = max_query_len * group
             programs = cdiv(max_query_len, max(LONG_ROWS // group, 1)) * num_kv_heads * batch
             shape |= {"rows": next_power_of_2(rows), "programs": next_power_of_2(programs)}
-        config = tuned(
-            "prefill_attention", shape, default_config(rows, programs, head_dim, q.element_size(), q.device), q.device
+        default = default_config(
+            rows, programs, head_dim, q.element_size(), q.device, has_slot_scales=isinstance(k_scale, Tensor)
         )
+        config = tuned("prefill_attention", shape, default, q.device)
     block_m = max(config["BLOCK_M"], next_power_of_2(group))
     block_q = block_m // group
+    k_scale, v_scale, k_scales, v_scales = slot_scales(k_scale, v_scale)
     prefill_attention_kernel[(num_kv_heads * cdiv(max_query_len, block_q), batch)](
         q,
         k_cache,
         v_cache,
+        k_scales,
+        v_scales,
         block_table,
         table_rows,
         seq_lens if query_start_loc is None else query_start_loc,
         seq_lens,
         out,
-        scale * k_scale * LOG2_E,
+        sinks,
+        *score_scales(scale, k_scale, soft_cap),
         v_scale,
         q.stride(0),
         q.stride(1),

@@ -61,32 +61,81 @@ class Offsets {
   int64_t kv_head_, place_;
 };
 
-/// Lay out the keys and values of one head at 32 positions from `start` on as panels; zeros from `end` on.
-inline void pack_keys_and_values(const Attention& op, const int32_t* blocks, int64_t kv_head, int64_t start,
-                                 int64_t end, Element* key_panel, Element* value_panel, int64_t values_stride) {
-  const Element *keys[PANEL], *values[PANEL];
+/// 32 elements of each of 32 rows, null where there is none.
+using Rows = const Element* const (&)[PANEL];
+
+/// Room for such rows, of a cache that holds something else; `scales` has one for each row, of whole numbers.
+struct Widened {
+  const Element* rows[PANEL];
+  alignas(64) Element elements[PANEL][PANEL];
+};
+
+inline void widen(const E4m3* from, float, Element* to) { widen(from, to); }
+inline void widen(const int8_t* from, float scale, Element* to) {
+  for (int i = 0; i < PANEL; i += 16) store(to + i, load_int8(reinterpret_cast<const char*>(from) + i) * splat(scale));
+}
+
+inline Rows elements_of(Rows rows, const float*, Widened&) { return rows; }
+template <class Stored>
+inline Rows elements_of(const Stored* const (&rows)[PANEL], const float* scales, Widened& room) {
+  for (int n = 0; n < PANEL; ++n) {
+    room.rows[n] = rows[n] ? room.elements[n] : nullptr;
+    if (rows[n]) widen(rows[n], scales[n], room.elements[n]);
+  }
+  return room.rows;
+}
+
+/// See pack_keys_and_values. `Stored`: what the cache holds.
+template <class Stored>
+inline void pack_stored(const Attention& op, const int32_t* blocks, int64_t kv_head, int64_t start, int64_t end,
+                        Element* key_panel, Element* value_panel, int64_t values_stride) {
+  const auto stored = [](const void* cache) { return static_cast<const Stored*>(cache); };
+  const Stored *keys[PANEL], *values[PANEL];
+  float key_scales[PANEL], value_scales[PANEL];
   Offsets offsets(op.cache, blocks, kv_head, start);
   const int64_t count = std::min(end - start, PANEL), num_next = std::min(end - start - count, PANEL);
   for (int64_t i = 0; i < PANEL; ++i) {
     const int64_t offset = i < count ? offsets.next() : 0;
-    keys[i] = i < count ? op.cache.keys + offset : nullptr;
-    values[i] = i < count ? op.cache.values + offset : nullptr;
+    keys[i] = i < count ? stored(op.cache.keys) + offset : nullptr;
+    values[i] = i < count ? stored(op.cache.values) + offset : nullptr;
+    if constexpr (std::is_same_v<Stored, int8_t>) {
+      key_scales[i] = op.cache.key_scales[offset / op.cache.head_dim];
+      value_scales[i] = op.cache.value_scales[offset / op.cache.head_dim];
+    }
   }
   // Mostly the next call wants the next positions, which the processor does not find by itself.
-  const int lines = op.cache.head_dim * sizeof(Element) / 64;
+  const int lines = ceil_div(op.cache.head_dim * sizeof(Stored), 64);
   for (int64_t i = 0; i < num_next; ++i) {
     const int64_t offset = offsets.next();
-    prefetch_lines(reinterpret_cast<const char*>(op.cache.keys + offset), lines);
-    prefetch_lines(reinterpret_cast<const char*>(op.cache.values + offset), lines);
+    prefetch_lines(reinterpret_cast<const char*>(stored(op.cache.keys) + offset), lines);
+    prefetch_lines(reinterpret_cast<const char*>(stored(op.cache.values) + offset), lines);
   }
+  Widened room;
   for (int64_t i = 0; i < op.cache.head_dim; i += PANEL) {
-    pack_rows(keys, key_panel + panel_elements(i));
-    pack_columns(values, value_panel + values_stride * i / PANEL);
+    pack_rows(elements_of(keys, key_scales, room), key_panel + panel_elements(i));
+    pack_columns(elements_of(values, value_scales, room), value_panel + values_stride * i / PANEL);
     for (int64_t n = 0; n < count; ++n) {
       keys[n] += PANEL;
       values[n] += PANEL;
     }
   }
+}
+
+/// Lay out the keys and values of one head at 32 positions from `start` on as panels; zeros from `end` on.
+inline void pack_keys_and_values(const Attention& op, const int32_t* blocks, int64_t kv_head, int64_t start,
+                                 int64_t end, Element* key_panel, Element* value_panel, int64_t values_stride) {
+  const auto pack = [&] {
+    switch (op.cache.format) {
+      case CacheFormat::ELEMENT:
+        break;
+      case CacheFormat::FP8:
+        return pack_stored<E4m3>;
+      case CacheFormat::INT8:
+        return pack_stored<int8_t>;
+    }
+    return pack_stored<Element>;
+  }();
+  pack(op, blocks, kv_head, start, end, key_panel, value_panel, values_stride);
 }
 
 /// Add to one query's weighted values, largest score and sum of weights those of a later part.
@@ -99,9 +148,13 @@ inline void merge(const float* part, float part_maximum, float part_total, int64
   for (int64_t i = 0; i < head_dim; i += 16) store(sums + i, fma(load(part + i), added, load(sums + i) * kept));
 }
 
-/// The output of one query.
-inline void finish(const float* sums, float total, int64_t head_dim, Element* out) {
-  for (int64_t i = 0; i < head_dim; i += 16) store(out + i, load(sums + i) / splat(total));
+/// The output of one query of `head`: what was gathered of all its keys, and the head's sink, which has a weight and no
+/// value.
+inline void finish(const Attention& op, int64_t head, const float* sums, float maximum, float total, Element* out) {
+  Floats weights = splat(total);
+  if (op.sinks) weights = weights + exp2(min(splat(127.0f), fms(splat(op.sinks[head]), splat(LOG2_E), splat(maximum))));
+  for (int64_t i = 0; i < op.cache.head_dim; i += 16)
+    store(out + i, load(sums + i) / weights * splat(op.cache.value_scale));
 }
 
 /// What queries have gathered of a part, or of all parts so far: weighted values, and the largest score and sum of
@@ -131,6 +184,19 @@ inline void hide(const Queries& queries, int64_t key, float* scores) {
       store(some, keep_lanes(load(some), first - i, end - i, splat(MASKED)));
     }
   }
+}
+
+/// What multiplies scores where they are weighed, so that they are exponents of 2; capped ones are a tanh by then.
+inline float scale_of_scores(const Attention& op) {
+  return (op.soft_cap ? op.soft_cap : op.scale * op.cache.key_scale) * LOG2_E;
+}
+
+/// Replace scores of `num_keys` keys by the tanh that caps them.
+inline void cap(const Attention& op, int64_t count, int64_t num_keys, float* scores) {
+  const Floats factor = splat(op.scale * op.cache.key_scale / op.soft_cap);
+  for (int64_t row = 0; row < count; ++row)
+    for (int64_t i = row * KEYS_AT_ONCE; i < row * KEYS_AT_ONCE + num_keys; i += 16)
+      store(scores + i, tanh(load(scores + i) * factor));
 }
 
 /// One step of the online softmax: replaces the scores of up to 16 queries by weights, 2 ** (score * scale - maximum),
@@ -196,10 +262,11 @@ class Attending {
       const int64_t num_keys = std::min(round_up(end - key, PANEL), KEYS_AT_ONCE);
       for (int64_t i = 0; i < num_keys; i += PANEL)
         left_.template multiply<false>(panels.keys + i * head_dim, head_dim / PANEL, scores_ + i, KEYS_AT_ONCE);
+      if (op_.soft_cap) cap(op_, count, num_keys, scores_);
       const bool all_seen = key + KEYS_AT_ONCE <= queries_.end && key >= last_begin();
       if (!all_seen) hide(queries_, key, scores_);
       for (int64_t row = 0; row < count; row += 16)
-        soften(scores_ + row * KEYS_AT_ONCE, std::min<int64_t>(count - row, 16), op_.scale * LOG2_E, head_dim,
+        soften(scores_ + row * KEYS_AT_ONCE, std::min<int64_t>(count - row, 16), scale_of_scores(op_), head_dim,
                gathered.sums + row * head_dim, gathered.maxima + row, gathered.totals + row,
                weights_ + row * KEYS_AT_ONCE);
       const Left weighing(instruction_, weights_, KEYS_AT_ONCE, count, KEYS_AT_ONCE, wide_weights_);

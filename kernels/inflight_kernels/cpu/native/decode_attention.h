@@ -75,7 +75,7 @@ inline void run_decode(const Attention& op, const Run& step) {
     for (int64_t i = 0; i < count; ++i) {
       const float* sums = gathered.sums + i * head_dim;
       if (context.num_parts == 1) {
-        finish(sums, gathered.totals[i], head_dim, out(row, first + i));
+        finish(op, first + i, sums, gathered.maxima[i], gathered.totals[i], out(row, first + i));
         continue;
       }
       float* result = step.parts + (row * op.num_heads + first + i) * of_head + part * size;
@@ -95,7 +95,7 @@ inline void run_decode(const Attention& op, const Run& step) {
       const float* part = sums + i * size;
       merge(part, part[head_dim], part[head_dim + 1], head_dim, sums, maximum, total);
     }
-    finish(sums, total, head_dim, out(row, head));
+    finish(op, head, sums, maximum, total, out(row, head));
   });
 }
 

@@ -34,35 +34,83 @@ struct Choices {
   }
 };
 
-/// Softmax over all experts, and the most probable ones: among equal logits the lower expert, and NaN counts as -inf.
-inline void choose_experts(const Experts& op, const Element* logits, int32_t* experts, float* weights) {
-  float* const shares = own_room<Experts, float>(round_up(op.num_experts, 16));
-  const float lowest = -3.0e38f;
-  for (int64_t i = 0; i < op.num_experts; i += 16)
-    store(shares + i, max(load(logits + i, op.num_experts - i), splat(lowest)));
-  for (int64_t k = 0; k < op.num_chosen; ++k) {
-    float* const best = std::max_element(shares, shares + op.num_experts);
-    experts[k] = static_cast<int32_t>(best - shares);
-    weights[k] = *best;
-    *best = -INFINITY;
+/// Of a logit that is none, and below all that can be chosen: of one that is chosen already.
+constexpr float LOWEST = -3.0e38f, TAKEN = -INFINITY;
+/// See moe/routing.py.
+constexpr float SIGMOID_EPSILON = 1e-20f;
+
+/// The highest of `compared`, the first one among equals, which is then TAKEN.
+inline int64_t take_highest(float* compared, int64_t count) {
+  float* const best = std::max_element(compared, compared + count);
+  *best = TAKEN;
+  return best - compared;
+}
+
+/// The softmax of all logits before it is divided by their sum, which is returned, or their sigmoids.
+inline float score(const Experts& op, const float* logits, float* scores) {
+  if (op.scores == Scores::SIGMOID) {
+    for (int64_t i = 0; i < op.num_experts; i += 16) store(scores + i, sigmoid(load(logits + i)));
+    return 1.0f;
   }
-  for (int64_t k = 0; k < op.num_chosen; ++k) shares[experts[k]] = weights[k];
-  const float peak = shares[experts[0]];
+  const Floats peak = splat(*std::max_element(logits, logits + op.num_experts));
   Floats total = splat(0.0f);
   for (int64_t i = 0; i < op.num_experts; i += 16) {
     // Far enough below for a share of 0.
-    const Floats x = exp2(max((load(shares + i) - splat(peak)) * splat(LOG2_E), splat(-1000.0f)));
+    const Floats x = exp2(max((load(logits + i) - peak) * splat(LOG2_E), splat(-1000.0f)));
     const Floats share = keep_lanes(x, 0, op.num_experts - i, splat(0.0f));
-    store(shares + i, share);
+    store(scores + i, share);
     total = total + share;
   }
-  float sum_of_shares = sum(total);
-  for (int64_t k = 0; k < op.num_chosen; ++k) weights[k] = shares[experts[k]];
-  if (op.renormalizes) {
-    sum_of_shares = 0.0f;
-    for (int64_t k = 0; k < op.num_chosen; ++k) sum_of_shares += weights[k];
+  return sum(total);
+}
+
+inline bool adds_scores(const Experts& op) {
+  return op.num_chosen_groups < op.num_groups && op.group_score == GroupScore::TOP2_SUM;
+}
+
+/// Takes all experts but those of the best groups; `best` has room for a number of each group.
+inline void take_other_groups(const Experts& op, float* compared, float* best) {
+  const int64_t size = op.num_experts / op.num_groups;
+  for (int64_t group = 0; group < op.num_groups; ++group) {
+    float first = TAKEN, second = TAKEN;
+    for (int64_t i = group * size; i < (group + 1) * size; ++i) {
+      second = std::max(second, std::min(first, compared[i]));
+      first = std::max(first, compared[i]);
+    }
+    best[group] = adds_scores(op) ? std::max(first + second, LOWEST) : first;
   }
-  for (int64_t k = 0; k < op.num_chosen; ++k) weights[k] /= sum_of_shares;
+  for (int64_t i = 0; i < op.num_chosen_groups; ++i) take_highest(best, op.num_groups);
+  for (int64_t group = 0; group < op.num_groups; ++group)
+    if (best[group] != TAKEN) std::fill_n(compared + group * size, size, TAKEN);
+}
+
+/// The chosen experts of a token, in descending order of what is compared, and their weights.
+inline void choose_experts(const Experts& op, const Element* row, int32_t* experts, float* weights) {
+  const int64_t room = round_up(op.num_experts, 16);
+  float* const logits = own_room<Experts, float>(4 * room);
+  float *const scores = logits + room, *const compared = scores + room, *const best = compared + room;
+  for (int64_t i = 0; i < op.num_experts; i += 16)
+    store(logits + i, max(load(row + i, op.num_experts - i), splat(LOWEST)));
+  float total = score(op, logits, scores);
+  if (op.choice_bias || adds_scores(op)) {
+    for (int64_t i = 0; i < op.num_experts; i += 16) {
+      const Floats share = load(scores + i) / splat(total);
+      const Floats bias = op.choice_bias ? load(op.choice_bias + i, op.num_experts - i) : splat(0.0f);
+      store(compared + i, max(share + bias, splat(LOWEST)));
+    }
+  } else {
+    std::copy_n(logits, op.num_experts, compared);
+  }
+  if (op.num_chosen_groups < op.num_groups) take_other_groups(op, compared, best);
+  for (int64_t k = 0; k < op.num_chosen; ++k) {
+    experts[k] = static_cast<int32_t>(take_highest(compared, op.num_experts));
+    weights[k] = scores[experts[k]];
+  }
+  if (op.renormalizes) {
+    total = op.scores == Scores::SIGMOID ? SIGMOID_EPSILON : 0.0f;
+    for (int64_t k = 0; k < op.num_chosen; ++k) total += weights[k];
+  }
+  for (int64_t k = 0; k < op.num_chosen; ++k) weights[k] = weights[k] / total * op.scale;
 }
 
 /// Gives each choice its row, of one thread.
@@ -74,20 +122,22 @@ inline void sort_choices(const Experts& op, int64_t num_choices, const Choices& 
   for (int64_t i = 0; i < num_choices; ++i) choices.rows[i] = next[choices.experts[i]]++;
 }
 
-/// `finish(row, panel, sums)` for the product of each expert's rows of x and its matrix, `num_panels` panels of all.
+/// `finish(expert, row, panel, sums)` for the product of each expert's rows of x and its matrix, `num_panels` panels of
+/// all.
 template <class Finish>
 inline void multiply_by_experts(const Experts& op, const Instructions& instructions, const int32_t* starts,
-                                const Element* x, const Matrix& matrix, int64_t num_panels, Finish finish) {
+                                const Element* x, const Matrix& matrix, int64_t num_panels, char* room, Finish finish) {
   const int64_t group = std::min(panels_of_group(matrix), num_panels), num_groups = ceil_div(num_panels, group);
-  const int64_t num_inputs = matrix.num_inputs;
+  const Operand operand(x, matrix.num_inputs, starts[op.num_experts], matrix, room);
   share(op.num_experts * num_groups, [&](int64_t item) {
     const int64_t expert = item / num_groups, first = item % num_groups * group, begin = expert * num_panels;
     const Instruction instruction = instruction_for(instructions, starts[expert + 1] - starts[expert]);
-    const int64_t block = MatrixProduct::most_rows(instruction, matrix);
+    const int64_t block = most_rows(instruction, matrix);
     for (int64_t start = starts[expert]; start < starts[expert + 1]; start += block)
-      multiply_block(instruction, x + start * num_inputs, num_inputs, std::min(block, starts[expert + 1] - start),
-                     matrix, begin + first, begin + std::min(first + group, num_panels),
-                     [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel - begin, sums); });
+      operand.multiply_block(
+          instruction, start, std::min(block, starts[expert + 1] - start), matrix, begin + first,
+          begin + std::min(first + group, num_panels),
+          [&](int64_t row, int64_t panel, const float* sums) { finish(expert, start + row, panel - begin, sums); });
   });
 }
 
@@ -107,14 +157,23 @@ inline void run(const Experts& op, const Run& step) {
                 choices.inputs + choices.rows[choice] * op.size);
   });
   multiply_by_experts(op, step.instructions(), choices.starts, choices.inputs, op.gate_up, op.inner_size / 16,
-                      [&](int64_t row, int64_t panel, const float* sums) {
-                        store(choices.activated + row * op.inner_size + 16 * panel, gated(load(sums), load(sums + 16)));
+                      step.integers, [&](int64_t expert, int64_t row, int64_t panel, const float* sums) {
+                        Floats gate = load(sums), up = load(sums + 16);
+                        if (op.gate_up_bias) {
+                          const Element* const bias = op.gate_up_bias + 2 * op.inner_size * expert + 16 * panel;
+                          gate = gate + load(bias);
+                          up = up + load(bias + op.inner_size);
+                        }
+                        store(choices.activated + row * op.inner_size + 16 * panel, gated(op.activation, gate, up));
                       });
   multiply_by_experts(op, step.instructions(), choices.starts, choices.activated, op.down, op.size / PANEL,
-                      [&](int64_t row, int64_t panel, const float* sums) {
+                      step.integers, [&](int64_t expert, int64_t row, int64_t panel, const float* sums) {
                         Element* const out = choices.outputs + row * op.size + PANEL * panel;
-                        store(out, load(sums));
-                        store(out + 16, load(sums + 16));
+                        for (int64_t i = 0; i < PANEL; i += 16) {
+                          const Floats y = load(sums + i);
+                          const int64_t column = expert * op.size + PANEL * panel + i;
+                          store(out + i, op.down_bias ? y + load(op.down_bias + column) : y);
+                        }
                       });
   share(num_tokens, [&](int64_t token) {
     Element* const out = step.at(op.out) + token * step.stride(op.out);

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include "activations.h"
 #include "operations.h"
 
 namespace inflight {
@@ -50,12 +51,9 @@ inline void pack_weight(const Element* weight, int64_t num_inputs, int64_t num_p
 /// Panels of a matrix that stay in the second cache while all rows pass over them.
 inline int64_t panels_of_group(const Matrix& matrix) { return std::max<int64_t>(GROUP_BYTES / panel_bytes(matrix), 1); }
 
-/// Calls `finish(row, panel, sums)` with the 32 sums of each of a block's rows and each panel from `first` to `end`. x
-/// has room for a multiple of 32 rows.
-template <class Finish>
-inline void multiply_block(Instruction instruction, const Element* x, int64_t stride, int64_t num_rows,
-                           const Matrix& matrix, int64_t first, int64_t end, Finish finish) {
-  const MatrixProduct product(instruction, x, stride, num_rows, matrix);
+/// Calls `finish(row, panel, sums)` with the 32 sums of each of a product's rows and each panel from `first` to `end`.
+template <class Product, class Finish>
+inline void multiply_panels(const Product& product, int64_t num_rows, int64_t first, int64_t end, Finish finish) {
   const int64_t num_tiles = ceil_div(num_rows, ROWS_AT_ONCE), count = (end - first) * num_tiles;
   // Sums are finished after the next ones' product: read at once, they would have to leave AMX's tiles first.
   alignas(64) float sums[2][ROWS_AT_ONCE * PANEL];
@@ -68,12 +66,54 @@ inline void multiply_block(Instruction instruction, const Element* x, int64_t st
   }
 }
 
-/// Calls `finish(row, panel, sums)` with the 32 sums of each row and panel. x has room for a multiple of 32 rows.
+/// More rows are quantised once for all threads, which then have to wait for each other.
+constexpr int64_t MAX_ROWS_OF_OWN = 4;
+
+/// What products multiply with the panels of a matrix: rows of elements, with room for a multiple of 32 of them, and
+/// the same quantised, if that is what the matrix takes and they are many.
+class Operand {
+ public:
+  /// Each thread of the team calls it. `room`: as `room_bytes` says.
+  Operand(const Element* x, int64_t stride, int64_t num_rows, const Matrix& matrix, char* room)
+      : x_(x), stride_(stride), integers_{} {
+    if (matrix.inputs == InputFormat::KEPT || num_rows <= MAX_ROWS_OF_OWN || !room) return;
+    Pieces pieces{room};
+    integers_ = IntegerRows::take(num_rows, matrix, pieces);
+    share(num_rows, [&](int64_t row) { quantize_row(x + row * stride, matrix, integers_, row); });
+  }
+
+  static int64_t room_bytes(int64_t num_rows, const Matrix& matrix) {
+    Pieces pieces{nullptr};
+    if (matrix.inputs != InputFormat::KEPT) IntegerRows::take(num_rows, matrix, pieces);
+    return pieces.num_bytes;
+  }
+
+  /// Calls `finish(row, panel, sums)` with the 32 sums of each of the rows from `start` on and each panel from `first`
+  /// to `end`; rows are counted from `start`.
+  template <class Finish>
+  void multiply_block(Instruction instruction, int64_t start, int64_t num_rows, const Matrix& matrix, int64_t first,
+                      int64_t end, Finish finish) const {
+    const Element* const x = x_ + start * stride_;
+    if (matrix.inputs == InputFormat::KEPT)
+      return multiply_panels(MatrixProduct(instruction, x, stride_, num_rows, matrix), num_rows, first, end, finish);
+    const IntegerRows rows =
+        integers_.values ? integers_.some(start, num_rows) : quantize_rows(x, stride_, num_rows, matrix);
+    multiply_panels(IntegerProduct(rows, matrix), num_rows, first, end, finish);
+  }
+
+ private:
+  const Element* x_;
+  int64_t stride_;
+  IntegerRows integers_;
+};
+
+/// Calls `finish(row, panel, sums)` with the 32 sums of each row and panel. x and `room`: see Operand.
 template <class Finish>
 inline void multiply(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
-                     const Matrix& matrix, int64_t num_panels, Finish finish) {
+                     const Matrix& matrix, int64_t num_panels, char* room, Finish finish) {
+  const Operand operand(x, stride, num_rows, matrix, room);
   const Instruction instruction = instruction_for(instructions, num_rows);
-  const int64_t block = MatrixProduct::most_rows(instruction, matrix), num_blocks = ceil_div(num_rows, block);
+  const int64_t block = most_rows(instruction, matrix), num_blocks = ceil_div(num_rows, block);
   // Few rows wait for memory, which gives most to threads that read on and on: a group for each. With more rows a group
   // is what stays in the second cache while all rows pass over it.
   const int64_t group = num_rows <= ROWS_AT_ONCE ? ceil_div(num_panels, omp_get_num_threads())
@@ -81,8 +121,8 @@ inline void multiply(const Instructions& instructions, const Element* x, int64_t
   share(ceil_div(num_panels, group) * num_blocks, [&](int64_t item) {
     const int64_t first = item / num_blocks * group, end = std::min(first + group, num_panels);
     const int64_t start = item % num_blocks * block, count = std::min(block, num_rows - start);
-    multiply_block(instruction, x + start * stride, stride, count, matrix, first, end,
-                   [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel, sums); });
+    operand.multiply_block(instruction, start, count, matrix, first, end,
+                           [&](int64_t row, int64_t panel, const float* sums) { finish(start + row, panel, sums); });
   });
 }
 
@@ -91,8 +131,8 @@ inline void multiply(const Instructions& instructions, const Element* x, int64_t
 template <class Adapt>
 inline void linear(const Instructions& instructions, const Element* x, int64_t stride, int64_t num_rows,
                    const Matrix& weight, const Element* bias, int64_t num_outputs, Element* out, int64_t out_stride,
-                   Adapt adapt) {
-  multiply(instructions, x, stride, num_rows, weight, ceil_div(num_outputs, PANEL),
+                   char* room, Adapt adapt) {
+  multiply(instructions, x, stride, num_rows, weight, ceil_div(num_outputs, PANEL), room,
            [&](int64_t row, int64_t panel, const float* sums) {
              for (int64_t tile = 0; tile < 2; ++tile) {
                const int64_t column = panel * PANEL + 16 * tile;
@@ -125,21 +165,18 @@ struct Deltas {
 inline void run(const Linear& op, const Run& step) {
   const Deltas deltas(op.delta, step);
   linear(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.bias,
-         op.num_outputs, step.at(op.out), step.stride(op.out),
+         op.num_outputs, step.at(op.out), step.stride(op.out), step.integers,
          [&](int64_t row, int64_t column, int64_t count, Floats y) {
            return deltas.has(row) ? deltas.add(row, column, count, y) : y;
          });
 }
-
-/// silu(gate) * up, rounded where the linear layer, silu and the product would each be an operation of their own.
-inline Floats gated(Floats gate, Floats up) { return rounded(silu(rounded(gate))) * rounded(up); }
 
 inline void run(const GatedLinear& op, const Run& step) {
   const Deltas deltas(op.delta, step);
   Element* const out = step.at(op.out);
   const int64_t out_stride = step.stride(op.out);
   multiply(step.instructions(), step.at(op.x), step.stride(op.x), step.batch.num_tokens, op.weight, op.num_outputs / 16,
-           [&](int64_t row, int64_t panel, const float* sums) {
+           step.integers, [&](int64_t row, int64_t panel, const float* sums) {
              Floats gate = load(sums), up = load(sums + 16);
              if (op.bias) {
                gate = gate + load(op.bias + 16 * panel);
@@ -150,7 +187,7 @@ inline void run(const GatedLinear& op, const Run& step) {
                gate = deltas.add(row, 16 * panel, count, gate);
                up = deltas.add(row, op.num_deltas + 16 * panel, count, up);
              }
-             store(out + row * out_stride + 16 * panel, gated(gate, up));
+             store(out + row * out_stride + 16 * panel, gated(op.activation, gate, up));
            });
 }
 

@@ -1,25 +1,13 @@
 // Products with a panel of a matrix, in whichever format its weights are.
 #pragma once
 
-#include <vector>
-
-#include "products.h"
+#include "integer_products.h"
 
 namespace inflight {
 
-/// Room that is this thread's own, from a cache line on, with what was written to it last. `Use` tells one room from
-/// another.
-template <class Use, class Number>
-inline Number* own_room(int64_t count) {
-  thread_local std::vector<Number> room;
-  const int64_t more = 64 / sizeof(Number);
-  if (count + more > static_cast<int64_t>(room.size())) room.resize(count + more);
-  const auto address = reinterpret_cast<uintptr_t>(room.data());
-  return reinterpret_cast<Number*>((address + 63) / 64 * 64);
-}
-
 /// Bytes of a panel's weights, without its scales.
 inline int64_t panel_bytes(const Matrix& matrix) {
+  if (matrix.inputs == InputFormat::INT8) return IntegerProduct::panel_bytes(matrix);
   const int64_t count = panel_elements(matrix.num_inputs);
   switch (matrix.format) {
     case WeightFormat::PLAIN:
@@ -35,17 +23,18 @@ inline int64_t panel_bytes(const Matrix& matrix) {
   return count / 2;
 }
 
-/// Rows that a thread multiplies with panels of a matrix, 32 at a time. Codes that several passes read are decoded once
-/// for all of them.
+/// How many rows a thread may multiply with panels of a matrix, if there are many: the more, the less often codes are
+/// decoded, and rows quantised. As floats they would not stay in the second cache.
+inline int64_t most_rows(Instruction instruction, const Matrix& matrix) {
+  if (matrix.inputs == InputFormat::INT8) return 8 * ROWS_AT_ONCE;
+  if (matrix.format == WeightFormat::PLAIN) return ROWS_AT_ONCE;
+  return Left::widens(instruction) ? 2 * ROWS_AT_ONCE : 8 * ROWS_AT_ONCE;
+}
+
+/// Rows that a thread multiplies with panels of a matrix as they are, 32 at a time. Codes that several passes read are
+/// decoded once for all of them.
 class MatrixProduct {
  public:
-  /// How many rows one of them may have, if there are many: the more, the less often codes are decoded. As floats they
-  /// would not stay in the second cache.
-  static int64_t most_rows(Instruction instruction, const Matrix& matrix) {
-    if (matrix.format == WeightFormat::PLAIN) return ROWS_AT_ONCE;
-    return Left::widens(instruction) ? 2 * ROWS_AT_ONCE : 8 * ROWS_AT_ONCE;
-  }
-
   /// x (num_rows, inputs of the matrix) has room for a multiple of 32 rows.
   MatrixProduct(Instruction instruction, const Element* x, int64_t stride, int64_t num_rows, const Matrix& matrix)
       : matrix_(matrix),
@@ -81,27 +70,39 @@ class MatrixProduct {
 
   template <class Code>
   void multiply_codes(const Left& left, int64_t panel, int64_t first, float* sums) const {
+    if constexpr (std::is_same_v<Code, Int8> || std::is_same_v<Code, Int4>)
+      if (matrix_.group_size < PANEL) return multiply_codes<Code, 2>(left, panel, first, sums);
+    multiply_codes<Code, 1>(left, panel, first, sums);
+  }
+
+  template <class Code, int PARTS>
+  void multiply_codes(const Left& left, int64_t panel, int64_t first, float* sums) const {
     using Lines = Coded<Code>;
     const float* const sums_of_x = sums_of_x_ ? sums_of_x_ + first * matrix_.num_groups : nullptr;
     // All rows follow each other with one panel.
-    const Shared shared = first == 0 ? share_floats(panel) : shared_of_last();
+    const Shared shared = share_floats(matrix_, panel, first != 0);
     if (left_.num_rows() <= MAX_OF_FEW_ROWS && left.instruction() != Instruction::AMX) {
-      left.multiply_in_vectors<Lines>(start_of(panel), ScaledGroups<true>{matrix_, shared, sums, sums_of_x});
+      left.multiply_in_vectors<Lines>(start_of(panel), ScaledGroups<true, PARTS>{matrix_, shared, sums, sums_of_x});
       return;
     }
-    const Element* const decoded = first == 0 ? decode<Lines>(panel) : own_room<Matrix, Element>(0);
-    const ScaledGroups<false> groups{matrix_, shared, sums, sums_of_x};
+    const auto decoded =
+        reinterpret_cast<const char*>(first == 0 ? decode<Lines>(panel) : own_room<Matrix, Element>(0));
+    const ScaledGroups<false, PARTS> groups{matrix_, shared, sums, sums_of_x};
     if (left.instruction() == Instruction::AMX)
       multiply_groups(left, decoded, groups);
     else
-      left.multiply_in_vectors<Plain<Element>>(reinterpret_cast<const char*>(decoded), groups);
+      left.multiply_in_vectors<Plain<Element>>(decoded, groups);
   }
 
   /// Group by group, in tiles, which keep no scales.
-  static void multiply_groups(const Left& left, const Element* decoded, const ScaledGroups<false>& groups) {
+  template <int PARTS>
+  static void multiply_groups(const Left& left, const char* decoded, const ScaledGroups<false, PARTS>& groups) {
+    const TilesOfParts<PARTS> tiles;
     alignas(64) float sums[ROWS_AT_ONCE * PANEL];
-    for (int64_t group = 0, i = 0; group < groups.count(); i = groups.end(group++)) {
-      left.multiply<false>(decoded + i * STEP, groups.end(group) - i, sums, PANEL, PANEL * i);
+    for (int64_t group = 0; group < groups.count(); ++group) {
+      const int64_t i = groups.begin(group);
+      left.multiply<false>(reinterpret_cast<const Element*>(part_of<Plain<Element>, PARTS>(decoded, i)),
+                           groups.end(group) - i, sums, PANEL, i * PANEL / PARTS);
       for (int64_t row = 0; row < left.num_rows(); ++row)
         for (int tile = 0; tile < 2; ++tile) {
           const Floats sum = load(sums + row * PANEL + 16 * tile);
@@ -123,22 +124,6 @@ class MatrixProduct {
           store_line(line, Lines::even(step, tile, r), Lines::odd(step, tile, r));
         }
     return decoded;
-  }
-
-  /// Of a panel, as floats.
-  Shared share_floats(int64_t panel) const {
-    const int64_t count = matrix_.num_groups * PANEL, first = panel * count;
-    float* const scales = own_room<Shared, float>(2 * count);
-    for (int64_t i = 0; i < count; i += 16)
-      store(scales + i, load_shared(matrix_.scale_format, matrix_.scales, first + i));
-    if (matrix_.zeros)
-      for (int64_t i = 0; i < count; i += 16)
-        store(scales + count + i, load_shared(matrix_.zero_format, matrix_.zeros, first + i));
-    return {scales, scales + count};
-  }
-  Shared shared_of_last() const {
-    float* const scales = own_room<Shared, float>(0);
-    return {scales, scales + matrix_.num_groups * PANEL};
   }
 
   /// (num_rows, groups): the sums of each row's elements.

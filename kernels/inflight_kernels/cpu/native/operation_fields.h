@@ -21,10 +21,15 @@ enum class Kind : int64_t {
   LINEAR,
   GATED_LINEAR,
   EXPERTS,
-  SILU_AND_MUL,
+  ACTIVATE,
+  ACTIVATE_AND_MUL,
   SCALE,
+  SOFT_CAP,
+  ADD,
+  SIGMOID_MUL,
   RMS_NORM,
   NORM_OF_SUM,
+  LAYER_NORM,
   ROPE_AND_KV_WRITE,
   DECODE_ATTENTION,
   PREFILL_ATTENTION,
@@ -33,11 +38,31 @@ enum class Kind : int64_t {
 /// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
 enum class Place : int64_t { PRIVATE, OWN_AREA, COMMON_AREA };
 
+/// Which number of a token names its row of a table: itself, or its position.
+enum class Ids : int64_t { TOKEN, POSITION };
+
+/// f of a gated layer, which computes f(gate) * up, or of one without a gate, which computes f(x).
+///
+/// Results are rounded to the dtype of x, and so is f(gate) before it is multiplied.
+enum class Activation : int64_t { SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLAMPED_SWIGLU };
+
+/// Of stored keys and values: of the program's element type, fp8 (native/formats.h) or whole numbers of 8 bits.
+enum class CacheFormat : int64_t { ELEMENT, FP8, INT8 };
+
 /// Of a matrix's weights: of the program's element type, or codes of 8 or 4 bits (native/codes.h).
 enum class WeightFormat : int64_t { PLAIN, INT8, FP8, INT4, FP4, NF4 };
 
+/// Of the inputs that codes are multiplied with: elements, or quantised to 8 bits (native/integer_products.h).
+enum class InputFormat : int64_t { KEPT, INT8 };
+
 /// Of what groups of codes share.
 enum class SharedFormat : int64_t { F32, F16, BF16, INT8 };
+
+/// What a router makes of its logits, in float32.
+enum class Scores : int64_t { SOFTMAX, SIGMOID };
+
+/// What groups of experts are compared by: their highest score, or the sum of their two highest.
+enum class GroupScore : int64_t { MAX, TOP2_SUM };
 
 /// Inputs of a group of codes, at most.
 constexpr int64_t MAX_GROUP_SIZE = 512;
@@ -62,27 +87,47 @@ struct Matrix {
   /// (panels, num_groups, 32); null where all are 0.
   const void* zeros;
   WeightFormat format;
+  InputFormat inputs;
   SharedFormat scale_format, zero_format;
   /// A multiple of 32.
   int64_t num_inputs;
-  /// Inputs of a group, a multiple of 32; the last one may have fewer.
+  /// Inputs of a group, 16 or a multiple of 32; the last one may have fewer.
   int64_t num_groups, group_size;
 };
 
-/// One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim).
+/// One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim). Fp8 holds keys / key_scale and
+/// values / value_scale, divided when they have been rounded to elements, clamped to +-448 and rounded to nearest, ties
+/// to even. It is read without another rounding: elements have every number of fp8, and the scales multiply scores and
+/// the result of attention, in float32. No number stays none. Each head of a token in INT8 has a scale of its own
+/// (native/quantize.h), and what is read is rounded to elements.
 struct Cache {
-  Element *keys, *values;
+  void *keys, *values;
+  CacheFormat format;
   int64_t block_size, num_kv_heads, head_dim;
+  /// Of fp8; else 1.
+  float key_scale, value_scale;
+  /// (blocks, block_size, num_kv_heads), of INT8; else null.
+  float *key_scales, *value_scales;
 };
 
-/// out = table[token id], or a row that the batch gives. Of several ranks each holds a part of the table, and gives
-/// zeros for the tokens of other parts; the part that begins with token 0 has the rows that the batch gives.
+/// What a norm multiplies with, as many as it has columns: elements, before which the normalised values are rounded, or
+/// float32 (then only the product is rounded), or, both null, nothing.
+struct NormWeight {
+  const Element* elements;
+  const float* floats;
+};
+
+/// out = table[id] * factor; of token ids, or a row that the batch gives, as it is. Of several ranks each holds a part
+/// of the table, and gives zeros for the ids of other parts; the part that begins with id 0 has the rows that the batch
+/// gives.
 struct Embedding {
   Kind kind;
   Value out;
-  /// (num_rows, size), not packed; its first row is that of token `first`.
+  /// (num_rows, size), not packed; its first row is that of id `first`.
   const Element* table;
   int64_t first, num_rows, size;
+  Ids ids;
+  float factor;
 };
 
 /// x becomes the sum of every rank's, which is rounded once.
@@ -139,9 +184,9 @@ struct Linear {
   int64_t num_outputs;
 };
 
-/// out = silu(gate) * up of a linear layer whose outputs are gate and up, `num_outputs` of each, a multiple of 16.
-/// Panels of the weight have 16 rows of gate and 16 rows of up. The bias has all of gate before all of up, and so has
-/// delta, `num_deltas` of each.
+/// out = f(gate) * up of a linear layer whose outputs are gate and up, `num_outputs` of each, a multiple of 16. Panels
+/// of the weight have 16 rows of gate and 16 rows of up. The bias has all of gate before all of up, and so has delta,
+/// `num_deltas` of each.
 struct GatedLinear {
   Kind kind;
   Value x, out;
@@ -152,31 +197,47 @@ struct GatedLinear {
   const Element* bias;
   int64_t num_outputs;
   int64_t num_deltas;
+  Activation activation;
 };
 
-/// out = the weighted sum of what the chosen experts of each token compute of x: down (silu(gate) * up). The largest of
-/// the logits choose, and their softmax weighs.
+/// out = the weighted sum of what the chosen experts of each token compute of x: down (f(gate) * up). moe/routing.py
+/// says which are chosen, and what their weights are.
 struct Experts {
   Kind kind;
   Value x, logits, out;
   /// Of all experts, each packed as the layers of a gated feed-forward.
   Matrix gate_up, down;
+  /// (num_experts, 2 * inner_size), of each all of gate before all of up; or null.
+  const Element* gate_up_bias;
+  /// (num_experts, size), or null.
+  const Element* down_bias;
+  Activation activation;
   int64_t num_experts, num_chosen;
-  /// Whether the weights of the chosen ones sum to 1.
+  Scores scores;
+  GroupScore group_score;
+  int64_t num_groups, num_chosen_groups;
+  /// (num_experts), added to what is compared; or null.
+  const float* choice_bias;
+  /// Whether the weights of the chosen ones sum to `scale`.
   int64_t renormalizes;
+  /// Of the weights.
+  float scale;
   /// Of x and out; a multiple of 32.
   int64_t size;
   /// Outputs of gate, and of up; a multiple of 32.
   int64_t inner_size;
 };
 
-/// out = silu(gate) * up. x has all of gate before all of up, `size` of each.
-struct SiluAndMul {
+/// out = f(x).
+///
+/// ACTIVATE_AND_MUL: out = f(gate) * up. x has all of gate before all of up, `size` of each.
+struct Activate {
   Kind kind;
   Value x;
   /// Behind `size` columns it has zeros up to a multiple of 32.
   Value out;
   int64_t size;
+  Activation activation;
 };
 
 /// out = x * factor.
@@ -187,6 +248,30 @@ struct Scale {
   float factor;
 };
 
+/// out = cap * tanh(x / cap).
+struct SoftCap {
+  Kind kind;
+  Value x, out;
+  int64_t size;
+  float cap;
+};
+
+/// out = x + y.
+struct Add {
+  Kind kind;
+  Value x, y, out;
+  int64_t size;
+};
+
+/// out = x * sigmoid(gate).
+struct SigmoidMul {
+  Kind kind;
+  Value x, gate, out;
+  int64_t size;
+  /// Of gate: 1, or as of x.
+  int64_t gate_size;
+};
+
 /// sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight.
 ///
 /// NORM_OF_SUM: Has a residual, and begins with the sum of every rank's x, which each has in its own area, rounded
@@ -195,8 +280,19 @@ struct Scale {
 struct RmsNorm {
   Kind kind;
   Value x, residual, out, sum;
-  /// (size), or null for a sum without its norm.
-  const Element* weight;
+  /// Null for a sum without its norm.
+  NormWeight weight;
+  /// A multiple of 16.
+  int64_t size;
+  float eps;
+};
+
+/// sum = x + residual; out = norm(sum) * weight + bias. Without a residual (buffer -1): of x.
+struct LayerNorm {
+  Kind kind;
+  Value x, residual, out, sum;
+  /// (size) each; the bias may be null.
+  const Element *weight, *bias;
   /// A multiple of 16.
   int64_t size;
   float eps;
@@ -212,8 +308,10 @@ struct RopeAndKvWrite {
   const float* cos_sin;
   /// Leading elements of a head that are rotated.
   int64_t rotary_dim;
+  /// Whether elements 2 i and 2 i + 1 are a pair; else i and i + rotary_dim / 2.
+  int64_t adjacent_pairs;
   /// (head_dim), or null for both.
-  const Element *query_norm, *key_norm;
+  NormWeight query_norm, key_norm;
   float norm_eps;
 };
 
@@ -230,6 +328,10 @@ struct Attention {
   /// Last keys that a token sees, itself included; 0 = all.
   int64_t sliding_window;
   float scale;
+  /// Each score becomes soft_cap * tanh(score / soft_cap); 0 = it stays.
+  float soft_cap;
+  /// (num_heads): one more logit of each head, without a key or value; null = none.
+  const float* sinks;
 };
 
 /// Tokens of a step: one of each decoding row, then the chunks of the prefilling rows.
@@ -296,6 +398,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Matrix, scales),
     offsetof(Matrix, zeros),
     offsetof(Matrix, format),
+    offsetof(Matrix, inputs),
     offsetof(Matrix, scale_format),
     offsetof(Matrix, zero_format),
     offsetof(Matrix, num_inputs),
@@ -304,9 +407,17 @@ constexpr int64_t LAYOUT[] = {
     sizeof(Cache),
     offsetof(Cache, keys),
     offsetof(Cache, values),
+    offsetof(Cache, format),
     offsetof(Cache, block_size),
     offsetof(Cache, num_kv_heads),
     offsetof(Cache, head_dim),
+    offsetof(Cache, key_scale),
+    offsetof(Cache, value_scale),
+    offsetof(Cache, key_scales),
+    offsetof(Cache, value_scales),
+    sizeof(NormWeight),
+    offsetof(NormWeight, elements),
+    offsetof(NormWeight, floats),
     sizeof(Embedding),
     offsetof(Embedding, kind),
     offsetof(Embedding, out),
@@ -314,6 +425,8 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Embedding, first),
     offsetof(Embedding, num_rows),
     offsetof(Embedding, size),
+    offsetof(Embedding, ids),
+    offsetof(Embedding, factor),
     sizeof(Sum),
     offsetof(Sum, kind),
     offsetof(Sum, x),
@@ -358,6 +471,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(GatedLinear, bias),
     offsetof(GatedLinear, num_outputs),
     offsetof(GatedLinear, num_deltas),
+    offsetof(GatedLinear, activation),
     sizeof(Experts),
     offsetof(Experts, kind),
     offsetof(Experts, x),
@@ -365,22 +479,51 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Experts, out),
     offsetof(Experts, gate_up),
     offsetof(Experts, down),
+    offsetof(Experts, gate_up_bias),
+    offsetof(Experts, down_bias),
+    offsetof(Experts, activation),
     offsetof(Experts, num_experts),
     offsetof(Experts, num_chosen),
+    offsetof(Experts, scores),
+    offsetof(Experts, group_score),
+    offsetof(Experts, num_groups),
+    offsetof(Experts, num_chosen_groups),
+    offsetof(Experts, choice_bias),
     offsetof(Experts, renormalizes),
+    offsetof(Experts, scale),
     offsetof(Experts, size),
     offsetof(Experts, inner_size),
-    sizeof(SiluAndMul),
-    offsetof(SiluAndMul, kind),
-    offsetof(SiluAndMul, x),
-    offsetof(SiluAndMul, out),
-    offsetof(SiluAndMul, size),
+    sizeof(Activate),
+    offsetof(Activate, kind),
+    offsetof(Activate, x),
+    offsetof(Activate, out),
+    offsetof(Activate, size),
+    offsetof(Activate, activation),
     sizeof(Scale),
     offsetof(Scale, kind),
     offsetof(Scale, x),
     offsetof(Scale, out),
     offsetof(Scale, size),
     offsetof(Scale, factor),
+    sizeof(SoftCap),
+    offsetof(SoftCap, kind),
+    offsetof(SoftCap, x),
+    offsetof(SoftCap, out),
+    offsetof(SoftCap, size),
+    offsetof(SoftCap, cap),
+    sizeof(Add),
+    offsetof(Add, kind),
+    offsetof(Add, x),
+    offsetof(Add, y),
+    offsetof(Add, out),
+    offsetof(Add, size),
+    sizeof(SigmoidMul),
+    offsetof(SigmoidMul, kind),
+    offsetof(SigmoidMul, x),
+    offsetof(SigmoidMul, gate),
+    offsetof(SigmoidMul, out),
+    offsetof(SigmoidMul, size),
+    offsetof(SigmoidMul, gate_size),
     sizeof(RmsNorm),
     offsetof(RmsNorm, kind),
     offsetof(RmsNorm, x),
@@ -390,6 +533,16 @@ constexpr int64_t LAYOUT[] = {
     offsetof(RmsNorm, weight),
     offsetof(RmsNorm, size),
     offsetof(RmsNorm, eps),
+    sizeof(LayerNorm),
+    offsetof(LayerNorm, kind),
+    offsetof(LayerNorm, x),
+    offsetof(LayerNorm, residual),
+    offsetof(LayerNorm, out),
+    offsetof(LayerNorm, sum),
+    offsetof(LayerNorm, weight),
+    offsetof(LayerNorm, bias),
+    offsetof(LayerNorm, size),
+    offsetof(LayerNorm, eps),
     sizeof(RopeAndKvWrite),
     offsetof(RopeAndKvWrite, kind),
     offsetof(RopeAndKvWrite, queries),
@@ -399,6 +552,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(RopeAndKvWrite, num_heads),
     offsetof(RopeAndKvWrite, cos_sin),
     offsetof(RopeAndKvWrite, rotary_dim),
+    offsetof(RopeAndKvWrite, adjacent_pairs),
     offsetof(RopeAndKvWrite, query_norm),
     offsetof(RopeAndKvWrite, key_norm),
     offsetof(RopeAndKvWrite, norm_eps),
@@ -410,6 +564,8 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Attention, num_heads),
     offsetof(Attention, sliding_window),
     offsetof(Attention, scale),
+    offsetof(Attention, soft_cap),
+    offsetof(Attention, sinks),
     sizeof(Batch),
     offsetof(Batch, num_tokens),
     offsetof(Batch, num_decodes),

@@ -27,19 +27,6 @@ inline const int32_t* blocks_of(const Batch& batch, int64_t table_row) {
 
 inline bool has_adapter(const Batch& batch, int64_t token) { return batch.adapters && batch.adapters[token] >= 0; }
 
-/// Memory cut into pieces that begin at pages. `start` may be null where only `num_bytes` matters.
-struct Pieces {
-  char* start;
-  int64_t num_bytes = 0;
-
-  template <class Element>
-  Element* take(int64_t count) {
-    char* taken = start ? start + num_bytes : nullptr;
-    num_bytes += round_up(count * sizeof(Element), PAGE);
-    return reinterpret_cast<Element*>(taken);
-  }
-};
-
 /// What the operations of one run share.
 struct Run {
   const Program& program;
@@ -49,8 +36,8 @@ struct Run {
   /// Memory for the results of decode attention's parts, and for packed keys and values of prefill attention.
   float* parts;
   Element* packed;
-  /// And for the choices of experts.
-  char* choices;
+  /// And for the choices of experts, and for rows that are quantised.
+  char *choices, *integers;
   RankSegment ranks;
   /// Whether ranks share the rows of a NORM_OF_SUM: few rows are added up by all before they would have met again.
   bool splits_rows;

@@ -8,31 +8,60 @@
 
 namespace inflight {
 
-/// y = x / sqrt(mean(x ** 2) + eps) * weight of one row, rounded before the weight and after it. `size` is a multiple
-/// of 16; y may be x.
-inline void rms_norm(const Element* x, const Element* weight, int64_t size, float eps, Element* y) {
+inline bool has_values(const NormWeight& weight) { return weight.elements || weight.floats; }
+
+/// y = x / sqrt(mean(x ** 2) + eps) * weight of one row, rounded before the weight, if that has elements, and after it.
+/// `size` is a multiple of 16; y may be x.
+inline void rms_norm(const Element* x, const NormWeight& weight, int64_t size, float eps, Element* y) {
   Floats squares = splat(0.0f);
   for (int64_t i = 0; i < size; i += 16) squares = fma(load(x + i), load(x + i), squares);
   const Floats factor = splat(1.0f / std::sqrt(sum(squares) / size + eps));
-  for (int64_t i = 0; i < size; i += 16) store(y + i, rounded(load(x + i) * factor) * load(weight + i));
+  if (weight.floats)
+    for (int64_t i = 0; i < size; i += 16) store(y + i, load(x + i) * factor * load(weight.floats + i));
+  else
+    for (int64_t i = 0; i < size; i += 16) store(y + i, rounded(load(x + i) * factor) * load(weight.elements + i));
+}
+
+/// y = (x - mean(x)) / sqrt(variance(x) + eps) * weight + bias of one row, rounded once. y may be x.
+inline void layer_norm(const Element* x, const LayerNorm& op, Element* y) {
+  Floats total = splat(0.0f), squares = splat(0.0f);
+  for (int64_t i = 0; i < op.size; i += 16) total = total + load(x + i);
+  const Floats mean = splat(sum(total) / op.size);
+  for (int64_t i = 0; i < op.size; i += 16) {
+    const Floats centred = load(x + i) - mean;
+    squares = fma(centred, centred, squares);
+  }
+  const Floats factor = splat(1.0f / std::sqrt(sum(squares) / op.size + op.eps));
+  for (int64_t i = 0; i < op.size; i += 16) {
+    const Floats normed = (load(x + i) - mean) * factor * load(op.weight + i);
+    store(y + i, op.bias ? normed + load(op.bias + i) : normed);
+  }
 }
 
 inline void run(const Embedding& op, const Run& step) {
   Element* const out = step.at(op.out);
   const Batch& batch = step.batch;
+  const bool of_tokens = op.ids == Ids::TOKEN;
+  const int64_t* const ids = of_tokens ? batch.token_ids : batch.positions;
+  const int64_t* const given = of_tokens ? batch.given : nullptr;
   share(batch.num_tokens, [&](int64_t row) {
     const Element* source = nullptr;
-    if (batch.given && batch.given[row] >= 0) {
-      if (op.first == 0) source = batch.given_rows + batch.given[row] * op.size;
+    float factor = 1.0f;
+    if (given && given[row] >= 0) {
+      if (op.first == 0) source = batch.given_rows + given[row] * op.size;
     } else {
-      const int64_t local = batch.token_ids[row] - op.first;
+      const int64_t local = ids[row] - op.first;
       if (local >= 0 && local < op.num_rows) source = op.table + local * op.size;
+      factor = op.factor;
     }
     Element* const to = out + row * step.stride(op.out);
-    if (source)
+    if (!source)
+      std::memset(to, 0, op.size * sizeof(Element));
+    else if (factor == 1.0f)
       std::memcpy(to, source, op.size * sizeof(Element));
     else
-      std::memset(to, 0, op.size * sizeof(Element));
+      for (int64_t i = 0; i < op.size; i += 16)
+        store(to + i, load(source + i, op.size - i) * splat(factor), op.size - i);
   });
 }
 
@@ -55,31 +84,84 @@ inline void run(const AddDelta& op, const Run& step) {
   });
 }
 
-inline void run(const SiluAndMul& op, const Run& step) {
-  share(step.batch.num_tokens, [&](int64_t row) {
-    const Element* const gate = step.at(op.x) + row * step.stride(op.x);
-    Element* const out = step.at(op.out) + row * step.stride(op.out);
-    for (int64_t i = 0; i < round_up(op.size, PANEL); i += 16) {
-      // What is not loaded is 0, and so is silu(0) * 0.
-      const int64_t count = std::max<int64_t>(op.size - i, 0);
-      store(out + i, rounded(silu(load(gate + i, count))) * load(gate + op.size + i, count));
-    }
+/// Calls `function(row, value)` for each token, where `value(of)` is the token's row of a value.
+template <class Function>
+inline void by_rows(const Run& step, Function function) {
+  share(step.batch.num_tokens,
+        [&](int64_t row) { function([&](const Value& value) { return step.at(value) + row * step.stride(value); }); });
+}
+
+inline void run_activate_and_mul(const Activate& op, const Run& step) {
+  with_activation(op.activation, [&](auto activation) {
+    by_rows(step, [&](auto row_of) {
+      const Element* const gate = row_of(op.x);
+      Element* const out = row_of(op.out);
+      for (int64_t i = 0; i < round_up(op.size, PANEL); i += 16) {
+        // What is not loaded is 0, and so is f(0) * 0.
+        const int64_t count = std::max<int64_t>(op.size - i, 0);
+        store(out + i, gated<decltype(activation)::value>(load(gate + i, count), load(gate + op.size + i, count)));
+      }
+    });
+  });
+}
+
+inline void run(const Activate& op, const Run& step) {
+  with_activation(op.activation, [&](auto activation) {
+    if constexpr (decltype(activation)::value != Activation::CLAMPED_SWIGLU)
+      by_rows(step, [&](auto row_of) {
+        const Element* const x = row_of(op.x);
+        Element* const out = row_of(op.out);
+        // f(0) is 0.
+        for (int64_t i = 0; i < round_up(op.size, PANEL); i += 16)
+          store(out + i, activated<decltype(activation)::value>(load(x + i, std::max<int64_t>(op.size - i, 0))));
+      });
   });
 }
 
 inline void run(const Scale& op, const Run& step) {
-  share(step.batch.num_tokens, [&](int64_t row) {
-    const Element* const x = step.at(op.x) + row * step.stride(op.x);
-    Element* const out = step.at(op.out) + row * step.stride(op.out);
+  by_rows(step, [&](auto row_of) {
+    const Element* const x = row_of(op.x);
+    Element* const out = row_of(op.out);
     for (int64_t i = 0; i < op.size; i += 16) store(out + i, load(x + i, op.size - i) * splat(op.factor), op.size - i);
   });
 }
 
-/// `sum` may be in the buffer of `x` or of `residual`, and `out` in the other one.
-inline void run(const RmsNorm& op, const Run& step) {
+inline void run(const SoftCap& op, const Run& step) {
+  by_rows(step, [&](auto row_of) {
+    const Element* const x = row_of(op.x);
+    Element* const out = row_of(op.out);
+    const Floats cap = splat(op.cap);
+    for (int64_t i = 0; i < op.size; i += 16) store(out + i, cap * tanh(load(x + i, op.size - i) / cap), op.size - i);
+  });
+}
+
+inline void run(const Add& op, const Run& step) {
+  by_rows(step, [&](auto row_of) {
+    const Element *const x = row_of(op.x), *const y = row_of(op.y);
+    Element* const out = row_of(op.out);
+    for (int64_t i = 0; i < op.size; i += 16)
+      store(out + i, load(x + i, op.size - i) + load(y + i, op.size - i), op.size - i);
+  });
+}
+
+inline void run(const SigmoidMul& op, const Run& step) {
+  by_rows(step, [&](auto row_of) {
+    const Element *const x = row_of(op.x), *const gate = row_of(op.gate);
+    Element* const out = row_of(op.out);
+    const Floats of_all = splat(first_of(sigmoid(load(gate, 1))));
+    for (int64_t i = 0; i < op.size; i += 16) {
+      const Floats share = op.gate_size == 1 ? of_all : sigmoid(load(gate + i, op.size - i));
+      store(out + i, load(x + i, op.size - i) * share, op.size - i);
+    }
+  });
+}
+
+/// Calls `norm(x, out)` for each row of x, or of its sum with the residual. `sum` may be in the buffer of `x` or of
+/// `residual`, and `out` in the other one.
+template <class Op, class Norm>
+inline void add_and_norm(const Op& op, const Run& step, Norm norm) {
   const bool adds = op.residual.buffer >= 0;
-  share(step.batch.num_tokens, [&](int64_t row) {
-    const auto row_of = [&](const Value& value) { return step.at(value) + row * step.stride(value); };
+  by_rows(step, [&](auto row_of) {
     const Element* x = row_of(op.x);
     if (adds) {
       const Element* residual = row_of(op.residual);
@@ -87,13 +169,22 @@ inline void run(const RmsNorm& op, const Run& step) {
       for (int64_t i = 0; i < op.size; i += 16) store(sum + i, load(residual + i) + load(x + i));
       x = sum;
     }
-    rms_norm(x, op.weight, op.size, op.eps, row_of(op.out));
+    norm(x, row_of(op.out));
   });
+}
+
+inline void run(const RmsNorm& op, const Run& step) {
+  add_and_norm(op, step, [&](const Element* x, Element* out) { rms_norm(x, op.weight, op.size, op.eps, out); });
+}
+
+inline void run(const LayerNorm& op, const Run& step) {
+  add_and_norm(op, step, [&](const Element* x, Element* out) { layer_norm(x, op, out); });
 }
 
 /// Without a weight `out` is the sum itself, of which a rank has all rows there only.
 inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
   const RankSegment& ranks = step.ranks;
+  const bool has_weight = has_values(op.weight);
   const int64_t num_rows = step.batch.num_tokens;
   const int64_t first = step.splits_rows ? num_rows * ranks.rank() / ranks.size() : 0;
   const int64_t end = step.splits_rows ? num_rows * (ranks.rank() + 1) / ranks.size() : num_rows;
@@ -107,7 +198,7 @@ inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
       for (int64_t other = 1; other < ranks.size(); ++other) total = total + load(ranks.of(other, x) + i);
       store(sum + i, load(residual + i) + rounded(total));
     }
-    if (op.weight)
+    if (has_weight)
       rms_norm(sum, op.weight, op.size, op.eps, row_of(op.out));
     else
       std::memcpy(row_of(op.out), sum, op.size * sizeof(Element));
@@ -115,38 +206,86 @@ inline void run_norm_of_sum(const RmsNorm& op, const Run& step) {
   if (step.splits_rows) ranks.meet();
 }
 
-/// Rotate the first `rotary_dim` elements of a head, element i with element i + rotary_dim / 2; y may be x.
-inline void rotate(const Element* x, const float* cos_sin, int64_t rotary_dim, int64_t head_dim, Element* y) {
+/// Both halves of 16 rotated pairs.
+struct Pairs {
+  Floats first, second;
+};
+
+inline Pairs rotate(Pairs x, const float* cos_sin, int64_t half, int64_t count) {
+  const Floats cos = load(cos_sin, count), sin = load(cos_sin + half, count);
+  return {fnma(x.second, sin, x.first * cos), fma(x.first, sin, x.second * cos)};
+}
+
+/// Rotate the first `rotary_dim` elements of a head, element 2 i with element 2 i + 1, in place.
+inline void rotate_adjacent(const float* cos_sin, int64_t rotary_dim, Element* x) {
+  const int64_t half = rotary_dim / 2;
+  for (int64_t i = 0; i < half; i += 16) {
+    const int64_t count = std::min<int64_t>(half - i, 16);
+    Element first[16], second[16];
+    for (int64_t n = 0; n < count; ++n) {
+      first[n] = x[2 * (i + n)];
+      second[n] = x[2 * (i + n) + 1];
+    }
+    const Pairs y = rotate({load(first, count), load(second, count)}, cos_sin + i, half, count);
+    store(first, y.first, count);
+    store(second, y.second, count);
+    for (int64_t n = 0; n < count; ++n) {
+      x[2 * (i + n)] = first[n];
+      x[2 * (i + n) + 1] = second[n];
+    }
+  }
+}
+
+/// Rotate the first `rotary_dim` elements of a head, element i with element i + rotary_dim / 2, in place.
+inline void rotate_halves(const float* cos_sin, int64_t rotary_dim, Element* x) {
   const int64_t half = rotary_dim / 2;
   for (int64_t i = 0; i < half; i += 16) {
     const int64_t count = half - i;
-    const Floats first = load(x + i, count), second = load(x + half + i, count);
-    const Floats cos = load(cos_sin + i, count), sin = load(cos_sin + half + i, count);
-    store(y + i, fnma(second, sin, first * cos), count);
-    store(y + half + i, fma(first, sin, second * cos), count);
+    const Pairs y = rotate({load(x + i, count), load(x + half + i, count)}, cos_sin + i, half, count);
+    store(x + i, y.first, count);
+    store(x + half + i, y.second, count);
   }
-  if (x != y) std::memcpy(y + rotary_dim, x + rotary_dim, (head_dim - rotary_dim) * sizeof(Element));
+}
+
+/// Write the keys or the values of a token, those of all heads, to their slot.
+inline void write_heads(const Cache& cache, int64_t slot, const Element* heads, void* stored, float scale,
+                        float* scales) {
+  const int64_t size = cache.num_kv_heads * cache.head_dim, place = offset_in(cache, slot, 0);
+  switch (cache.format) {
+    case CacheFormat::ELEMENT:
+      std::memcpy(static_cast<Element*>(stored) + place, heads, size * sizeof(Element));
+      return;
+    case CacheFormat::FP8:
+      return quantize(heads, size, scale, static_cast<E4m3*>(stored) + place);
+    case CacheFormat::INT8:
+      return quantize_heads(heads, size, cache.head_dim, static_cast<int8_t*>(stored) + place,
+                            scales + slot * cache.num_kv_heads);
+  }
 }
 
 inline void run(const RopeAndKvWrite& op, const Run& step) {
-  const int64_t head_dim = op.cache.head_dim;
+  const int64_t head_dim = op.cache.head_dim, size = op.cache.num_kv_heads * head_dim;
+  const bool has_norms = has_values(op.query_norm);
   share(step.batch.num_tokens, [&](int64_t token) {
     const auto row_of = [&](const Value& value) { return step.at(value) + token * step.stride(value); };
     const float* cos_sin = op.cos_sin + step.batch.positions[token] * op.rotary_dim;
+    const auto rotate = [&](Element* head) {
+      op.adjacent_pairs ? rotate_adjacent(cos_sin, op.rotary_dim, head) : rotate_halves(cos_sin, op.rotary_dim, head);
+    };
     Element* query = row_of(op.queries);
     for (int64_t head = 0; head < op.num_heads; ++head, query += head_dim) {
-      if (op.query_norm) rms_norm(query, op.query_norm, head_dim, op.norm_eps, query);
-      rotate(query, cos_sin, op.rotary_dim, head_dim, query);
+      if (has_norms) rms_norm(query, op.query_norm, head_dim, op.norm_eps, query);
+      rotate(query);
     }
     const int64_t slot = step.batch.slots[token];
     if (slot < 0) return;
-    Element* key = row_of(op.keys);
-    for (int64_t head = 0; head < op.cache.num_kv_heads; ++head, key += head_dim) {
-      if (op.key_norm) rms_norm(key, op.key_norm, head_dim, op.norm_eps, key);
-      rotate(key, cos_sin, op.rotary_dim, head_dim, op.cache.keys + offset_in(op.cache, slot, head));
+    Element* const keys = row_of(op.keys);
+    for (int64_t i = 0; i < size; i += head_dim) {
+      if (has_norms) rms_norm(keys + i, op.key_norm, head_dim, op.norm_eps, keys + i);
+      rotate(keys + i);
     }
-    std::memcpy(op.cache.values + offset_in(op.cache, slot, 0), row_of(op.values),
-                op.cache.num_kv_heads * head_dim * sizeof(Element));
+    write_heads(op.cache, slot, keys, op.cache.keys, op.cache.key_scale, op.cache.key_scales);
+    write_heads(op.cache, slot, row_of(op.values), op.cache.values, op.cache.value_scale, op.cache.value_scales);
   });
 }
 

@@ -72,7 +72,7 @@ inline void attend_queries(const Attention& op, const Run& step, const Chunk& ch
     gathered.add(added, count, head_dim);
   }
   for (int64_t query = 0; query < count; ++query)
-    finish(gathered.sums + query * head_dim, gathered.totals[query], head_dim,
+    finish(op, head, gathered.sums + query * head_dim, gathered.maxima[query], gathered.totals[query],
            step.at(op.out) + (row + query) * step.stride(op.out) + head * head_dim);
 }
 

@@ -15,16 +15,10 @@ inline Instruction instruction_for(const Instructions& instructions, int64_t num
   return num_rows == 1 ? one_row : num_rows <= ROWS_AT_ONCE ? few_rows : many_rows;
 }
 
-inline bool uses(const Instructions& instructions, Instruction one) {
-  return instructions.one_row == one || instructions.few_rows == one || instructions.many_rows == one;
-}
-
 /// What a thread needs for products, while it multiplies.
 struct Multiplier {
   FlushedDenormals flushed;
   Tiles tiles;
-
-  explicit Multiplier(const Instructions& instructions) : tiles(uses(instructions, Instruction::AMX)) {}
 };
 
 /// Rows of floats.

@@ -1,4 +1,4 @@
-// Runs a program of operations on a CPU: weights, activations and cache of one format, sums in float32. Called from
+// Runs a program of operations on a CPU: weights and activations of one format, sums in float32. Called from
 // program.py.
 //
 // One parallel region for the whole program: every thread walks through all operations, and in each takes work items
@@ -39,14 +39,24 @@ void run(const Kind* operation, const Run& step) {
       return run(as<GatedLinear>(operation), step);
     case Kind::EXPERTS:
       return run(as<Experts>(operation), step);
-    case Kind::SILU_AND_MUL:
-      return run(as<SiluAndMul>(operation), step);
+    case Kind::ACTIVATE:
+      return run(as<Activate>(operation), step);
+    case Kind::ACTIVATE_AND_MUL:
+      return run_activate_and_mul(as<Activate>(operation), step);
     case Kind::SCALE:
       return run(as<Scale>(operation), step);
+    case Kind::SOFT_CAP:
+      return run(as<SoftCap>(operation), step);
+    case Kind::ADD:
+      return run(as<Add>(operation), step);
+    case Kind::SIGMOID_MUL:
+      return run(as<SigmoidMul>(operation), step);
     case Kind::RMS_NORM:
       return run(as<RmsNorm>(operation), step);
     case Kind::NORM_OF_SUM:
       return run_norm_of_sum(as<RmsNorm>(operation), step);
+    case Kind::LAYER_NORM:
+      return run(as<LayerNorm>(operation), step);
     case Kind::ROPE_AND_KV_WRITE:
       return run(as<RopeAndKvWrite>(operation), step);
     case Kind::DECODE_ATTENTION:
@@ -67,12 +77,29 @@ bool splits_rows(const Program& program, const Batch& batch) {
   return program.ranks.segment && batch.num_tokens > FEW_ROWS;
 }
 
+/// Room for the rows that an operation quantises.
+int64_t count_integer_bytes(const Kind* operation, int64_t num_tokens) {
+  switch (*operation) {
+    case Kind::LINEAR:
+      return Operand::room_bytes(num_tokens, as<Linear>(operation).weight);
+    case Kind::GATED_LINEAR:
+      return Operand::room_bytes(num_tokens, as<GatedLinear>(operation).weight);
+    case Kind::EXPERTS: {
+      const auto& op = as<Experts>(operation);
+      const int64_t num_choices = num_tokens * op.num_chosen;
+      return std::max(Operand::room_bytes(num_choices, op.gate_up), Operand::room_bytes(num_choices, op.down));
+    }
+    default:
+      return 0;
+  }
+}
+
 /// Memory of one run: all buffers but that of the result, then what attention and experts need.
 struct Workspace {
   std::vector<Element*> buffers;
   float* parts;
   Element* packed;
-  char* choices;
+  char *choices, *integers;
   int64_t num_bytes;
 
   /// `start` may be null where only `num_bytes` matters.
@@ -91,7 +118,7 @@ struct Workspace {
       else
         buffers[i] = i == program.output ? out : own.take<Element>(count);
     }
-    int64_t part_floats = 0, packed_elements = 0, choice_bytes = 0;
+    int64_t part_floats = 0, packed_elements = 0, choice_bytes = 0, integer_bytes = 0;
     for (int64_t i = 0; i < program.num_operations; ++i) {
       const Kind* operation = program.operations[i];
       if (*operation == Kind::DECODE_ATTENTION)
@@ -103,10 +130,12 @@ struct Workspace {
         Choices(as<Experts>(operation), batch.num_tokens, pieces);
         choice_bytes = std::max(choice_bytes, pieces.num_bytes);
       }
+      integer_bytes = std::max(integer_bytes, count_integer_bytes(operation, batch.num_tokens));
     }
     parts = own.take<float>(part_floats);
     packed = own.take<Element>(packed_elements);
     choices = own.take<char>(choice_bytes);
+    integers = own.take<char>(integer_bytes);
     num_bytes = own.num_bytes;
   }
 };
@@ -138,14 +167,21 @@ int64_t inflight_workspace_bytes(const Program* program, const Batch* batch) {
 void inflight_run(const Program* program, const Batch* batch, int64_t num_threads, const Element* x, Element* out,
                   char* workspace) {
   const Workspace work(*program, *batch, workspace, out);
-  const Run step{*program,    *batch,       work.buffers.data(),  work.parts,
-                 work.packed, work.choices, open(program->ranks), splits_rows(*program, *batch)};
+  const Run step{*program,
+                 *batch,
+                 work.buffers.data(),
+                 work.parts,
+                 work.packed,
+                 work.choices,
+                 work.integers,
+                 open(program->ranks),
+                 splits_rows(*program, *batch)};
   const Element* const result = work.buffers[program->output];
   if (program->input >= 0)
     std::memcpy(work.buffers[program->input], x, batch->num_tokens * program->widths[program->input] * sizeof(Element));
 #pragma omp parallel num_threads(num_threads)
   {
-    const Multiplier multiplier(program->instructions);
+    const Multiplier multiplier;
     // Another rank may be reading what this one has in the areas since the last run.
     if (program->ranks.segment) step.ranks.meet();
     for (int64_t i = 0; i < program->num_operations; ++i) run(program->operations[i], step);
@@ -162,8 +198,8 @@ void inflight_linear(const Instructions* instructions, const Element* x, int64_t
                      int64_t num_outputs, int64_t num_threads, Element* out) {
 #pragma omp parallel num_threads(num_threads)
   {
-    const Multiplier multiplier(*instructions);
-    linear(*instructions, x, weight->num_inputs, num_rows, *weight, nullptr, num_outputs, out, num_outputs,
+    const Multiplier multiplier;
+    linear(*instructions, x, weight->num_inputs, num_rows, *weight, nullptr, num_outputs, out, num_outputs, nullptr,
            [](int64_t, int64_t, int64_t, Floats y) { return y; });
   }
 }

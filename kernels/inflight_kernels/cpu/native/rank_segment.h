@@ -32,7 +32,6 @@
 // for the other ranks, between two barriers of the team. Outside of a parallel region a team is one thread.
 #pragma once
 
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <omp.h>
 #include <sched.h>
@@ -46,7 +45,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "formats.h"
+#include "isa/processor.h"
 
 namespace inflight {
 
@@ -99,11 +98,6 @@ inline float widen(Bf16 value) {
   std::memcpy(&wide, &bits, sizeof wide);
   return wide;
 }
-
-#ifdef __F16C__
-inline float widen(F16 value) { return _cvtsh_ss(value.bits); }
-inline void narrow(float value, F16* out) { out->bits = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT); }
-#endif
 
 inline void narrow(float value, float* out) { *out = value; }
 /// To nearest, ties to even, as torch rounds.

@@ -20,27 +20,43 @@ inline bool request_tiles() {
   return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 }
 
+/// Of tiles whose products are of a part of a step, `PARTS` to a step: those of x, 4 and 5, have so many columns, and
+/// those of weights, 6 and 7, so many lines.
+template <int PARTS>
 struct alignas(64) TileConfig {
+  static constexpr int LINES = 16 / PARTS, BYTES = 64 / PARTS;
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t line_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t lines[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  uint16_t line_bytes[16] = {64, 64, 64, 64, BYTES, BYTES, 64, 64};
+  uint8_t lines[16] = {16, 16, 16, 16, 16, 16, LINES, LINES};
 };
 
-/// Tiles of this thread while it lives, if it is to have them: eight of 16 lines of 64 bytes.
+/// From now on the tiles of this thread are of these sizes, and hold zeros.
+template <int PARTS>
+inline void configure_tiles() {
+  // In memory for good: gcc 12 takes the intrinsic to read eight bytes of it and would not write the others.
+  static constexpr TileConfig<PARTS> config;
+  _tile_loadconfig(&config);
+}
+
+/// Tiles of this thread while it lives: eight of 16 lines of 64 bytes.
 class Tiles {
  public:
-  explicit Tiles(bool wanted) : wanted_(wanted) {
-    // In memory for good: gcc 12 takes the intrinsic to read eight bytes of it and would not write the others.
-    static constexpr TileConfig config;
-    if (wanted_) _tile_loadconfig(&config);
-  }
-  ~Tiles() {
-    if (wanted_) _tile_release();
-  }
+  Tiles() { configure_tiles<1>(); }
+  ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;
+};
 
- private:
-  bool wanted_;
+/// While it lives, what multiplies a step multiplies a part of it: from where x and panel begin.
+template <int PARTS>
+class TilesOfParts {
+ public:
+  TilesOfParts() {
+    if (PARTS > 1) configure_tiles<PARTS>();
+  }
+  ~TilesOfParts() {
+    if (PARTS > 1) configure_tiles<1>();
+  }
+  TilesOfParts(const TilesOfParts&) = delete;
 };
 
 constexpr int64_t TILE_BYTES = 1024, STEP_BYTES = 2 * TILE_BYTES;
@@ -127,9 +143,12 @@ inline void product_in_tiles(const Bf16* x, int64_t stride, int64_t num_rows, co
 
 inline bool request_tiles() { return false; }
 
-class Tiles {
+struct Tiles {};
+
+template <int PARTS>
+class TilesOfParts {
  public:
-  explicit Tiles(bool) {}
+  TilesOfParts() {}
 };
 
 #endif

@@ -66,15 +66,19 @@ struct Dotted {
 };
 #endif
 
+/// Part `i` of a panel, `PARTS` to a step. Its first line is read as a step's line 0.
+template <class Lines, int PARTS>
+inline const char* part_of(const char* panel, int64_t i) {
+  return panel + i / PARTS * Lines::STEP_BYTES + i % PARTS * (Lines::STEP_BYTES / 2 / PARTS);
+}
+
 /// sums (ROWS, 32) = x @ panel, as `groups` puts them together. The stride of x in elements.
 template <class Product, class Groups, bool AHEAD, int ROWS>
 inline void product_of(const typename Product::Left* x, int64_t stride, const char* panel, const Groups& groups) {
   using Lines = typename Product::Read;
-  constexpr int TILES = tiles_at_once(ROWS);
+  constexpr int TILES = tiles_at_once(ROWS), LINES = 16 / Groups::PARTS;
   for (int first = 0; first < 2; first += TILES) {
-    const char* step = panel;
-    int64_t i = 0;
-    Floats totals[ROWS][TILES];
+    [[maybe_unused]] Floats totals[ROWS][TILES];
     for (int64_t group = 0; group < groups.count(); ++group) {
       // Two sums for each vector of the result: one alone would wait for itself.
       Floats kept[ROWS][TILES][2];
@@ -83,25 +87,33 @@ inline void product_of(const typename Product::Left* x, int64_t stride, const ch
           kept[row][tile][0] = groups.start(row, first + tile);
           kept[row][tile][1] = splat(0.0f);
         }
-      for (const int64_t end = groups.end(group); i < end; ++i, step += Lines::STEP_BYTES) {
+      for (int64_t i = groups.begin(group), end = groups.end(group); i < end; ++i) {
+        const char* part = part_of<Lines, Groups::PARTS>(panel, i);
 #pragma GCC unroll 16
-        for (int r = 0; r < 16; ++r)
+        for (int r = 0; r < LINES; ++r)
           for (int tile = 0; tile < TILES; ++tile) {
-            if (AHEAD) Lines::prefetch(step, first + tile, r, AHEAD_BYTES);
-            Product::read(step, first + tile, r, [&](int column, auto elements) {
-              const typename Product::Left* factors = x + 32 * i + 2 * r + column;
+            if (AHEAD) Lines::prefetch(part, first + tile, r, AHEAD_BYTES);
+            Product::read(part, first + tile, r, [&](int column, auto elements) {
+              const typename Product::Left* factors = x + 2 * LINES * i + 2 * r + column;
               for (int row = 0; row < ROWS; ++row)
                 kept[row][tile][r % 2] = Product::add(kept[row][tile][r % 2], factors + row * stride, elements);
             });
           }
       }
       for (int row = 0; row < ROWS; ++row)
-        for (int tile = 0; tile < TILES; ++tile)
-          totals[row][tile] =
-              groups.added(group, row, first + tile, kept[row][tile][0] + kept[row][tile][1], totals[row][tile]);
+        for (int tile = 0; tile < TILES; ++tile) {
+          const Floats sum = kept[row][tile][0] + kept[row][tile][1];
+          if constexpr (KEEPS_TOTALS) {
+            totals[row][tile] = groups.added(group, row, first + tile, sum, totals[row][tile]);
+          } else {
+            float* const total = groups.at(row, first + tile);
+            store(total, groups.added(group, row, first + tile, sum, load(total)));
+          }
+        }
     }
-    for (int row = 0; row < ROWS; ++row)
-      for (int tile = 0; tile < TILES; ++tile) store(groups.at(row, first + tile), totals[row][tile]);
+    if constexpr (KEEPS_TOTALS)
+      for (int row = 0; row < ROWS; ++row)
+        for (int tile = 0; tile < TILES; ++tile) store(groups.at(row, first + tile), totals[row][tile]);
   }
 }
 
@@ -134,26 +146,26 @@ inline void product_in_vectors(const typename Product::Left* x, int64_t stride, 
   }
 }
 
-/// The sums that AMX gives, by float32 FMA: in each step the products of even and of odd elements are added up by
+/// The sums that AMX gives, by float32 FMA: in each part the products of even and of odd elements are added up by
 /// themselves, beginning with zero, and then both to the sum. (So Intel describes TDPBF16PS.)
 template <class Lines, class Groups>
 inline void product_as_in_tiles(const float* x, int64_t stride, int64_t num_rows, const char* panel,
                                 const Groups& groups) {
+  constexpr int LINES = 16 / Groups::PARTS;
   for (int64_t row = 0; row < num_rows; ++row, x += stride) {
-    const char* step = panel;
-    int64_t i = 0;
     Floats totals[2];
     for (int64_t group = 0; group < groups.count(); ++group) {
       Floats kept[2] = {groups.start(row, 0), groups.start(row, 1)};
-      for (const int64_t end = groups.end(group); i < end; ++i, step += Lines::STEP_BYTES) {
+      for (int64_t i = groups.begin(group), end = groups.end(group); i < end; ++i) {
+        const char* part = part_of<Lines, Groups::PARTS>(panel, i);
         Floats even[2] = {splat(0.0f), splat(0.0f)}, odd[2] = {splat(0.0f), splat(0.0f)};
 #pragma GCC unroll 16
-        for (int r = 0; r < 16; ++r)
+        for (int r = 0; r < LINES; ++r)
           for (int tile = 0; tile < 2; ++tile) {
-            Lines::prefetch(step, tile, r, AHEAD_BYTES);
-            const float* pair = x + 32 * i + 2 * r;
-            even[tile] = fma(splat(pair[0]), Lines::even(step, tile, r), even[tile]);
-            odd[tile] = fma(splat(pair[1]), Lines::odd(step, tile, r), odd[tile]);
+            Lines::prefetch(part, tile, r, AHEAD_BYTES);
+            const float* pair = x + 2 * LINES * i + 2 * r;
+            even[tile] = fma(splat(pair[0]), Lines::even(part, tile, r), even[tile]);
+            odd[tile] = fma(splat(pair[1]), Lines::odd(part, tile, r), odd[tile]);
           }
         for (int tile = 0; tile < 2; ++tile) kept[tile] = kept[tile] + (even[tile] + odd[tile]);
       }

@@ -28,10 +28,42 @@ inline Floats exp2(Floats x) {
 
 constexpr float LOG2_E = 1.44269504f;
 
+/// Within 2e-6 of it; 0 of 0, and 1 and -1 far from it.
+inline Floats tanh(Floats x) {
+  // Where x is no number, min gives its second operand.
+  const Floats growth = exp2(min(splat(127.0f), x * splat(2 * LOG2_E)));
+  return splat(1.0f) - splat(2.0f) / (growth + splat(1.0f));
+}
+
 inline Floats silu(Floats x) {
   // Where x is no number, min gives its second operand: x, so that it stays none.
   const Floats decay = exp2(min(splat(127.0f), x * splat(-LOG2_E)));
   return x / (decay + splat(1.0f));
+}
+
+/// The error function within 4e-7 of it: x times a quotient of polynomials of x ** 2, a minimax fit of erf(x) / x up to
+/// the limit, at which the result is 1, as that of the function is when rounded to float32.
+inline Floats erf(Floats x) {
+  const Floats limit = splat(3.93f), kept = max(splat(0.0f) - limit, min(limit, x)), square = kept * kept;
+  Floats above = splat(2.0259058e-6f);
+  above = fma(above, square, splat(2.8468593e-4f));
+  above = fma(above, square, splat(3.8081151e-3f));
+  above = fma(above, square, splat(5.2875303e-2f));
+  above = fma(above, square, splat(1.9154935e-1f));
+  above = fma(above, square, splat(1.1283791f));
+  Floats below = splat(3.7831684e-5f);
+  below = fma(below, square, splat(1.1707130e-3f));
+  below = fma(below, square, splat(1.5054998e-2f));
+  below = fma(below, square, splat(1.1455921e-1f));
+  below = fma(below, square, splat(5.0308883e-1f));
+  below = fma(below, square, splat(1.0f));
+  return kept * above / below;
+}
+
+inline Floats sigmoid(Floats x) {
+  // Where x is no number, min and max give their second operand, so that it stays none.
+  const Floats decay = exp2(max(splat(-1000.0f), min(splat(127.0f), x * splat(-LOG2_E))));
+  return splat(1.0f) / (decay + splat(1.0f));
 }
 
 }  // namespace inflight

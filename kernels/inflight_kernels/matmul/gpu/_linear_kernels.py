@@ -18,12 +18,15 @@ row's result is bitwise the same in both variants and at every place in a batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from inflight_kernels.activation.kinds import Activation
+from inflight_kernels.common.activations import gated
 from inflight_kernels.common.checks import cdiv
 from inflight_kernels.common.last_program import NUM_COUNTERS, counters, is_last_program
 
@@ -97,8 +100,9 @@ def store_gated_tile(
     out_features,
     stride_y,
     HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):
-    """Store silu(gate) * up of two (BLOCK_N, BLOCK_M) tiles; rounds as the linear layer and the activation do."""
+    """Store f(gate) * up of two (BLOCK_N, BLOCK_M) tiles; rounds as the linear layer and the activation do."""
     dtype = y_ptr.dtype.element_ty
     mask_n = offs_n < out_features
     bias_of_gate = 0.0
@@ -108,9 +112,9 @@ def store_gated_tile(
         bias_of_up = tl.load(bias_ptr + out_features + offs_n, mask=mask_n, other=0.0).to(tl.float32)[:, None]
     gate = finish(gate, 1.0, 1.0, bias_of_gate, False, HAS_BIAS).to(dtype).to(tl.float32)
     up = finish(up, 1.0, 1.0, bias_of_up, False, HAS_BIAS).to(dtype).to(tl.float32)
-    silu = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    y = gated(gate, up, dtype, ACTIVATION)
     y_ptrs = y_ptr + offs_m[None, :].to(tl.int64) * stride_y + offs_n[:, None]
-    tl.store(y_ptrs, (silu * up).to(dtype), mask=mask_n[:, None] & (offs_m < num_tokens)[None, :])
+    tl.store(y_ptrs, y.to(dtype), mask=mask_n[:, None] & (offs_m < num_tokens)[None, :])
 
 
 @triton.jit
@@ -232,7 +236,7 @@ def linear_kernel(
     split_features,
     HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     SPLITS_PER_PROGRAM: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -261,7 +265,7 @@ def linear_kernel(
         SPLITS_PER_PROGRAM, EVEN_K, ACC_DTYPE, SUM_APART, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     up = total
-    if GATED:
+    if ACTIVATION is not None:
         up = program_sum(
             x_ptrs, weight_ptrs + tl.cast(out_features, tl.int64) * stride_weight, pid_s, split_features,
             in_features, offs_k, mask_m,
@@ -270,16 +274,16 @@ def linear_kernel(
     if SPLITS_PER_PROGRAM < NUM_SPLITS:
         up_ptr = partial_ptr + tl.cast(out_features, tl.int64) * num_tokens * NUM_SPLITS
         store_partial(total, partial_ptr, pid_s, offs_n, offs_m, num_tokens, out_features)
-        if GATED:
+        if ACTIVATION is not None:
             store_partial(up, up_ptr, pid_s, offs_n, offs_m, num_tokens, out_features)
         if not is_last_program(counters_ptr + tl.program_id(0), NUM_SPLITS):
             return
         total = sum_partials(partial_ptr, offs_n, offs_m, num_tokens, out_features, NUM_SPLITS, BLOCK_M, BLOCK_N)
-        if GATED:
+        if ACTIVATION is not None:
             up = sum_partials(up_ptr, offs_n, offs_m, num_tokens, out_features, NUM_SPLITS, BLOCK_M, BLOCK_N)
-    if GATED:
+    if ACTIVATION is not None:
         store_gated_tile(
-            total, up, bias_ptr, y_ptr, offs_n, offs_m, num_tokens, out_features, stride_y, HAS_BIAS
+            total, up, bias_ptr, y_ptr, offs_n, offs_m, num_tokens, out_features, stride_y, HAS_BIAS, ACTIVATION
         )  # fmt: skip
     else:
         store_tile(
@@ -298,6 +302,40 @@ def splits_in_program(num_splits: int, num_tiles: int, deterministic: bool) -> i
     return num_splits if num_tiles > most_tiles else 1
 
 
+class Splits(NamedTuple):
+    """How a launch divides the inputs, and where the programs of a tile leave their sums."""
+
+    size: int
+    """Units of inputs in each."""
+    count: int
+    in_program: int
+    partial: Tensor
+    """(count, T, columns); any tensor where programs leave nothing."""
+    arrived: Tensor
+    """A counter for each tile; likewise."""
+
+
+def plan_splits(
+    num_units: int,
+    most_splits: int,
+    num_tiles: int,
+    y: Tensor,
+    deterministic: bool,
+    columns: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Splits:
+    """For `num_units` of inputs that each program takes whole, and `y` (T, N). `columns` of partial sums of `dtype`; 0
+    = N."""
+    size = cdiv(num_units, most_splits)
+    # Only splits that have work: ten units in eight splits are five splits of two.
+    count = cdiv(num_units, size)
+    in_program = splits_in_program(count, num_tiles, deterministic)
+    if in_program == count:
+        return Splits(size, count, in_program, y, y)
+    partial = torch.empty((count, y.shape[0], columns or y.shape[1]), dtype=dtype, device=y.device)
+    return Splits(size, count, in_program, partial, counters(num_tiles, y.device))
+
+
 def launch_linear(
     x: Tensor,
     weight: Tensor,
@@ -308,51 +346,50 @@ def launch_linear(
     x_scale: Tensor | None = None,
     weight_scale: Tensor | None = None,
     *,
-    gated: bool = False,
+    activation: Activation | None = None,
 ) -> Tensor:
     """Launch the product of checked `x` (T, K) and `weight` (N, K) with the tile shape and splits of `config`.
 
-    `gated`, without scales: returns (T, N / 2), silu of the first half of the columns times the second half.
+    `activation`, without scales: returns (T, N / 2), f of the first half of the columns times the second half.
     """
     num_tokens, in_features = x.shape
-    out_features = weight.shape[0] // 2 if gated else weight.shape[0]
+    out_features = weight.shape[0] if activation is None else weight.shape[0] // 2
     y = torch.empty((num_tokens, out_features), dtype=out_dtype, device=x.device)
     if num_tokens == 0 or out_features == 0:
         return y
     block_m, block_n, block_k = config["BLOCK_M"], config["BLOCK_N"], config["BLOCK_K"]
     num_tiles = cdiv(out_features, block_n) * cdiv(num_tokens, block_m)
-    tiles_k = cdiv(in_features, block_k)
-    tiles_per_split = cdiv(tiles_k, config["NUM_SPLITS"])
-    # Only splits that have work: ten tiles in eight splits are five splits of two tiles.
-    num_splits = cdiv(tiles_k, tiles_per_split)
-    splits_per_program = splits_in_program(num_splits, num_tiles, deterministic)
     is_integer = x.dtype == torch.int8
-    partial = arrived = y
-    if splits_per_program < num_splits:
-        acc_dtype = torch.int32 if is_integer else torch.float32
-        partial = torch.empty((num_splits, num_tokens, weight.shape[0]), dtype=acc_dtype, device=x.device)
-        arrived = counters(num_tiles, x.device)
-    linear_kernel[(num_tiles, num_splits // splits_per_program)](
+    splits = plan_splits(
+        cdiv(in_features, block_k),
+        config["NUM_SPLITS"],
+        num_tiles,
+        y,
+        deterministic,
+        weight.shape[0],
+        torch.int32 if is_integer else torch.float32,
+    )
+    linear_kernel[(num_tiles, splits.count // splits.in_program)](
         x,
         weight,
         y if x_scale is None else x_scale,
         y if weight_scale is None else weight_scale,
         y if bias is None else bias,
         y,
-        partial,
-        arrived,
+        splits.partial,
+        splits.arrived,
         num_tokens,
         out_features,
         in_features,
         x.stride(0),
         weight.stride(0),
         y.stride(0),
-        tiles_per_split * block_k,
+        splits.size * block_k,
         HAS_SCALE=x_scale is not None,
         HAS_BIAS=bias is not None,
-        GATED=gated,
-        NUM_SPLITS=num_splits,
-        SPLITS_PER_PROGRAM=splits_per_program,
+        ACTIVATION=None if activation is None else activation.value,
+        NUM_SPLITS=splits.count,
+        SPLITS_PER_PROGRAM=splits.in_program,
         EVEN_K=in_features % block_k == 0,
         ACC_DTYPE=tl.int32 if is_integer else tl.float32,
         # Hopper's matrix unit keeps about 14 bits of an fp8 sum: the sum of every BLOCK_K products is added to a

@@ -1,7 +1,7 @@
 """The first linear layer of a Llama MLP with its activation: one launch for a decode batch where the device's table has
 a configuration; else cuBLAS multiplies, and a second launch activates.
 
-    y = round(round(silu(round(g))) * round(u)),    [g | u] = x W^T + bias          x (T, K), W (2 I, K)
+    y = round(round(f(round(g))) * round(u)),    [g | u] = x W^T + bias          x (T, K), W (2 I, K)
 
 `_linear_kernels` describes tiles and splits of K. A program multiplies a tile of the gate and the one of up that
 belongs to it, and rounds where the two separate operations do: under the same configuration their bits are the same.
@@ -18,7 +18,8 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from inflight_kernels.activation.gpu import silu_and_mul
+from inflight_kernels.activation.gpu import activate_and_mul
+from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.common.checks import check_dtype, check_float
 from inflight_kernels.matmul.gpu._linear_kernels import launch_linear
 from inflight_kernels.matmul.gpu.linear import (
@@ -56,6 +57,7 @@ def gated_linear(
     weight: Tensor,
     bias: Tensor | None = None,
     deterministic: bool = False,
+    activation: Activation = Activation.SILU,
     config: Mapping[str, int] | None = None,
 ) -> Tensor:
     """Launch the linear layer with its activation; see `inflight_kernels.gated_linear`. `config` overrides every
@@ -73,5 +75,5 @@ def gated_linear(
     elif config is None and len(x) <= MAX_DECODE_TOKENS:
         config = tuned_config("gated_linear", x, out_features)
     if config is None or config == CUBLAS:
-        return silu_and_mul(F.linear(x, weight, bias))
-    return launch_linear(x, weight, bias, x.dtype, config, deterministic, gated=True)
+        return activate_and_mul(F.linear(x, weight, bias), activation)
+    return launch_linear(x, weight, bias, x.dtype, config, deterministic, activation=activation)

@@ -40,10 +40,10 @@ from inflight_kernels.common.checks import (
     multiprocessor_count,
     next_power_of_2,
 )
-from inflight_kernels.common.last_program import counters, is_last_program
+from inflight_kernels.common.last_program import is_last_program
 from inflight_kernels.matmul.gpu._linear_kernels import (
     grouped_tile,
-    splits_in_program,
+    plan_splits,
     store_partial,
     store_tile,
     sum_partials,
@@ -301,37 +301,30 @@ def _launch(
 ) -> None:
     num_tokens, in_features = x.shape
     out_features = y.shape[1]
-    num_blocks = cdiv(in_features, INT4_BLOCK)
-    split_blocks = cdiv(num_blocks, config["NUM_SPLITS"])
-    num_splits = cdiv(num_blocks, split_blocks)
     block_m = config["BLOCK_M"]
     if compute_capability(x.device) >= BLACKWELL:
         block_m = min(block_m, MAX_BLACKWELL_BLOCK_M)
     num_tiles = cdiv(out_features, config["BLOCK_N"]) * cdiv(num_tokens, block_m)
-    splits_per_program = splits_in_program(num_splits, num_tiles, deterministic)
-    partial = arrived = y
-    if splits_per_program < num_splits:
-        partial = torch.empty((num_splits, num_tokens, out_features), dtype=torch.float32, device=x.device)
-        arrived = counters(num_tiles, x.device)
+    splits = plan_splits(cdiv(in_features, INT4_BLOCK), config["NUM_SPLITS"], num_tiles, y, deterministic)
     planes = weight.group_size // INT4_PLANE
-    int4_linear_kernel[(num_tiles, num_splits // splits_per_program)](
+    int4_linear_kernel[(num_tiles, splits.count // splits.in_program)](
         x,
         weight.qweight,
         weight.scale_zero,
         y if bias is None else bias,
         y,
-        partial,
-        arrived,
+        splits.partial,
+        splits.arrived,
         num_tokens,
         out_features,
         in_features,
         weight.group_size,
         x.stride(0),
         y.stride(0),
-        split_blocks,
+        splits.size,
         HAS_BIAS=bias is not None,
-        NUM_SPLITS=num_splits,
-        SPLITS_PER_PROGRAM=splits_per_program,
+        NUM_SPLITS=splits.count,
+        SPLITS_PER_PROGRAM=splits.in_program,
         EVEN_K=in_features % INT4_BLOCK == 0,
         # Planes of a block that share a scale, if groups are whole blocks or divide them; else each plane loads its
         # own.

@@ -1,4 +1,4 @@
-"""The three kernels of a mixture of experts: gate and up with SwiGLU, down, and the weighted sum over choices.
+"""The three kernels of a mixture of experts: gate, up and their activation; down; the weighted sum over choices.
 
 A program of the first two processes one tile of `_moe_align` (rows of one expert) and one tile of that expert's weight
 rows. The first product gathers its rows from the tokens; between the two, rows are sorted by expert; the second
@@ -6,6 +6,8 @@ scatters them back to their pairs. A row's sums run over K in steps of BLOCK_K w
 that for one configuration its bits do not depend on them.
 
 DIRECT: each pair is a tile of its own, without alignment; for so few pairs that two rarely share an expert.
+Scales: of fp8 in blocks of outputs and BLOCK_K inputs, as in `block_scaled_linear`; None of floats. STAGES, then: of
+the pipeline, which so has the scales, too.
 SWAP_AB: the weight's rows are the M dimension of the matrix instruction, which is 64, and tokens its N dimension, which
 may be as small as 16.
 """
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from inflight_kernels.common.activations import gated
 
 
 @triton.jit
@@ -57,11 +61,30 @@ def _dot(rows, weight, acc, SWAP_AB: tl.constexpr):
         return tl.dot(rows, weight.T, acc, input_precision="ieee")
 
 
+@triton.jit
+def _scaled_dot(rows, weight, acc, row_scale, weight_scale, SWAP_AB: tl.constexpr):
+    """acc + (rows weight^T) * their scales, in one fused operation, or its transpose with SWAP_AB."""
+    if SWAP_AB:
+        product = tl.dot(weight, rows.T, out_dtype=tl.float32)
+        return tl.fma(product, weight_scale[:, None] * row_scale[None, :], acc)
+    else:
+        product = tl.dot(rows, weight.T, out_dtype=tl.float32)
+        return tl.fma(product, row_scale[:, None] * weight_scale[None, :], acc)
+
+
+@triton.jit
+def _add_bias(acc, bias_ptr, columns, SWAP_AB: tl.constexpr):
+    """acc + the bias of each of the weight's rows."""
+    bias = tl.load(bias_ptr + columns).to(tl.float32)
+    return acc + (bias[:, None] if SWAP_AB else bias[None, :])
+
+
 # One compiled kernel for every number of pairs: triton would otherwise specialise for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_pairs", "most_tiles"])
 def moe_gate_up_kernel(
     x_ptr,
     w_ptr,
+    bias_ptr,
     act_ptr,
     experts_ptr,
     order_ptr,
@@ -75,7 +98,12 @@ def moe_gate_up_kernel(
     stride_xt,
     stride_we,
     stride_wn,
+    x_scale_ptr,
+    w_scale_ptr,
+    block_outputs,
+    stride_se,
     TOP_K: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     DIRECT: tl.constexpr,
     EVEN_K: tl.constexpr,
     SWAP_AB: tl.constexpr,
@@ -83,6 +111,7 @@ def moe_gate_up_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     expert, begin, end, pid_n = _find_tile(
         experts_ptr, tiles_ptr, num_tiles_ptr, num_pairs, num_experts, most_tiles,
@@ -101,12 +130,18 @@ def moe_gate_up_kernel(
     weight_rows = tl.minimum(offs_n, intermediate_size - 1)
     gate_ptrs = w_ptr + expert.to(tl.int64) * stride_we + weight_rows[:, None] * stride_wn + offs_k[None, :]
     up_ptrs = gate_ptrs + intermediate_size * stride_wn
+    if w_scale_ptr is not None:
+        num_groups = tl.cdiv(hidden_size, BLOCK_K)
+        x_scale_ptrs = x_scale_ptr + tokens * num_groups
+        scale_ptr = w_scale_ptr + expert.to(tl.int64) * stride_se
+        gate_scale_ptrs = scale_ptr + weight_rows // block_outputs * num_groups
+        up_scale_ptrs = scale_ptr + (intermediate_size + weight_rows) // block_outputs * num_groups
 
     shape_m: tl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
     shape_n: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
     gate = tl.zeros([shape_m, shape_n], dtype=tl.float32)
     up = tl.zeros([shape_m, shape_n], dtype=tl.float32)
-    for start in tl.range(0, hidden_size, BLOCK_K):
+    for start in tl.range(0, hidden_size, BLOCK_K, num_stages=STAGES):
         if EVEN_K:
             x = tl.load(x_ptrs + start, mask=mask_m[:, None], other=0.0)
             w_gate = tl.load(gate_ptrs + start)
@@ -116,10 +151,26 @@ def moe_gate_up_kernel(
             x = tl.load(x_ptrs + start, mask=mask_m[:, None] & mask_k, other=0.0)
             w_gate = tl.load(gate_ptrs + start, mask=mask_k, other=0.0)
             w_up = tl.load(up_ptrs + start, mask=mask_k, other=0.0)
-        gate = _dot(x, w_gate, gate, SWAP_AB)
-        up = _dot(x, w_up, up, SWAP_AB)
+        if w_scale_ptr is not None:
+            x_scale = tl.load(x_scale_ptrs + start // BLOCK_K, mask=mask_m, other=0.0)
+            gate_scale = tl.load(gate_scale_ptrs + start // BLOCK_K)
+            up_scale = tl.load(up_scale_ptrs + start // BLOCK_K)
+            gate = _scaled_dot(x, w_gate, gate, x_scale, gate_scale, SWAP_AB)
+            up = _scaled_dot(x, w_up, up, x_scale, up_scale, SWAP_AB)
+        else:
+            gate = _dot(x, w_gate, gate, SWAP_AB)
+            up = _dot(x, w_up, up, SWAP_AB)
 
-    act = gate / (1.0 + tl.exp(-gate)) * up
+    if bias_ptr is not None:
+        expert_bias_ptr = bias_ptr + expert.to(tl.int64) * 2 * intermediate_size
+        gate = _add_bias(gate, expert_bias_ptr, weight_rows, SWAP_AB)
+        up = _add_bias(up, expert_bias_ptr + intermediate_size, weight_rows, SWAP_AB)
+    if bias_ptr is not None or ACTIVATION != "silu":
+        # As a dense layer rounds.
+        dtype: tl.constexpr = act_ptr.dtype.element_ty
+        act = gated(gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32), dtype, ACTIVATION)
+    else:
+        act = gate / (1.0 + tl.exp(-gate)) * up
     if SWAP_AB:
         act = act.T
     act_ptrs = act_ptr + offs_m.to(tl.int64)[:, None] * intermediate_size + offs_n[None, :]
@@ -130,6 +181,7 @@ def moe_gate_up_kernel(
 def moe_down_kernel(
     act_ptr,
     w_ptr,
+    bias_ptr,
     products_ptr,
     experts_ptr,
     order_ptr,
@@ -142,6 +194,10 @@ def moe_down_kernel(
     intermediate_size,
     stride_we,
     stride_wn,
+    act_scale_ptr,
+    w_scale_ptr,
+    block_outputs,
+    stride_se,
     DIRECT: tl.constexpr,
     EVEN_K: tl.constexpr,
     SWAP_AB: tl.constexpr,
@@ -149,6 +205,7 @@ def moe_down_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     expert, begin, end, pid_n = _find_tile(
         experts_ptr, tiles_ptr, num_tiles_ptr, num_pairs, num_experts, most_tiles,
@@ -164,10 +221,15 @@ def moe_down_kernel(
     weight_rows = tl.minimum(offs_n, hidden_size - 1)
     w_ptrs = w_ptr + expert.to(tl.int64) * stride_we + weight_rows[:, None] * stride_wn + offs_k[None, :]
 
+    if w_scale_ptr is not None:
+        num_groups = tl.cdiv(intermediate_size, BLOCK_K)
+        act_scale_ptrs = act_scale_ptr + offs_m.to(tl.int64) * num_groups
+        w_scale_ptrs = w_scale_ptr + expert.to(tl.int64) * stride_se + weight_rows // block_outputs * num_groups
+
     shape_m: tl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
     shape_n: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
     acc = tl.zeros([shape_m, shape_n], dtype=tl.float32)
-    for start in tl.range(0, intermediate_size, BLOCK_K):
+    for start in tl.range(0, intermediate_size, BLOCK_K, num_stages=STAGES):
         if EVEN_K:
             act = tl.load(act_ptrs + start, mask=mask_m[:, None], other=0.0)
             w = tl.load(w_ptrs + start)
@@ -175,8 +237,15 @@ def moe_down_kernel(
             mask_k = (start + offs_k < intermediate_size)[None, :]
             act = tl.load(act_ptrs + start, mask=mask_m[:, None] & mask_k, other=0.0)
             w = tl.load(w_ptrs + start, mask=mask_k, other=0.0)
-        acc = _dot(act, w, acc, SWAP_AB)
+        if w_scale_ptr is not None:
+            act_scale = tl.load(act_scale_ptrs + start // BLOCK_K, mask=mask_m, other=0.0)
+            w_scale = tl.load(w_scale_ptrs + start // BLOCK_K)
+            acc = _scaled_dot(act, w, acc, act_scale, w_scale, SWAP_AB)
+        else:
+            acc = _dot(act, w, acc, SWAP_AB)
 
+    if bias_ptr is not None:
+        acc = _add_bias(acc, bias_ptr + expert.to(tl.int64) * hidden_size, weight_rows, SWAP_AB)
     if SWAP_AB:
         acc = acc.T
     pairs = offs_m if DIRECT else tl.load(order_ptr + offs_m, mask=mask_m, other=0)

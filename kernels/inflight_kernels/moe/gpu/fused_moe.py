@@ -1,11 +1,15 @@
 """The feed-forward layers of a mixture of experts, as two grouped matrix products and a weighted sum.
 
-    a_p = round(silu(g_p) * u_p),   g_p | u_p = W_gate_up[e_p] x[t_p]        for each pair p = (token t, choice j)
-    z_p = round(W_down[e_p] a_p),   y[t] = round(sum_j w[t, j] z[t, j])      sum in float32, in the order of j
+    a_p = round(f(g_p) * u_p),   g_p | u_p = W_gate_up[e_p] x[t_p] + b_gate_up[e_p]    for each pair p = (token, choice)
+    z_p = round(W_down[e_p] a_p + b_down[e_p]),   y[t] = round(sum_j w[t, j] z[t, j])  sum in float32, in the order of j
 
-Launches: the alignment of `_moe_align` (one up to 512 pairs, three beyond, none for very few), then gate and up with
-SwiGLU in the epilogue, down, and the sum (`_moe_kernels`). Grids are upper bounds that depend on shapes only: nothing
+f as in common/activations.py. With a bias, and where f is not SiLU, g, u and f(g) are rounded as in a dense layer.
+Launches: the alignment of `_moe_align` (one up to 512 pairs, three beyond, none for very few), then gate and up with f
+in the epilogue, down, and the sum (`_moe_kernels`). Grids are upper bounds that depend on shapes only: nothing
 waits for the device, and a CUDA graph captured for a T can be replayed for any routing. No float is added atomically.
+
+fp8 by blocks: x is quantised before the first product and a before the second, by a launch each, and sums are those of
+`block_scaled_linear`. Weights are then half of these bytes, and the matrix unit is twice as fast.
 
 Bytes: every expert in use once, 3 H I times the size of the dtype (9.4 MB at H = 2048, I = 768, bf16), and for each of
 the P = k T pairs H + 2 I + 2 H elements, where x is read from the L2 cache for all but its first choice. Operations:
@@ -25,6 +29,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.common.checks import (
     cdiv,
     check_dtype,
@@ -34,8 +39,12 @@ from inflight_kernels.common.checks import (
     compute_capability,
     next_power_of_2,
 )
+from inflight_kernels.matmul.gpu.block_scaled_linear import check_block_weight
+from inflight_kernels.matmul.weight_formats import BLOCK_INPUTS, BlockScaledWeight
+from inflight_kernels.moe import ExpertWeights
 from inflight_kernels.moe.gpu._moe_align import Alignment, align, most_tiles
 from inflight_kernels.moe.gpu._moe_kernels import moe_combine_kernel, moe_down_kernel, moe_gate_up_kernel
+from inflight_kernels.quantization.gpu import quantize_per_token
 from inflight_kernels.tuning import tuned
 
 # With at most 1 / DIRECT_SHARE pairs per expert, two pairs rarely share an expert: each pair is a tile of its own,
@@ -43,6 +52,8 @@ from inflight_kernels.tuning import tuned
 DIRECT_SHARE = 4
 # Columns per program of the sum: a 16-byte load of bf16 for each of 128 threads. Not measured yet.
 COMBINE_BLOCK_H = 1024
+NO_SCALES: tuple[Tensor | None, int, int] = (None, 0, 0)
+"""Of blocks, the outputs of one, and the stride from expert to expert: of weights of floats."""
 
 
 def _config(
@@ -81,7 +92,13 @@ LARGE_HALF = _config(128, 64, 128, 64, 8, 0, 8, 3)
 # Exact float32 products do not use the matrix units: the smallest tiles.
 EXACT = _config(16, 32, 32, 32, 8, 0, 4, 2)
 
+# fp8 by blocks: steps of K are groups of 128, and each product is in registers beside its sum. Not measured yet.
+BLOCKS_STREAM = _config(16, 64, 64, 128, 1, 1, 4, 5)
+BLOCKS_MIDDLE = _config(64, 64, 128, 128, 8, 0, 8, 4)
+BLOCKS_LARGE = _config(128, 64, 128, 128, 8, 0, 8, 4)
+
 CANDIDATES = [STREAM, STREAM_SHORT, STREAM_NARROW, MIDDLE, LARGE, LARGE_HALF]
+BLOCKS_CANDIDATES = [BLOCKS_STREAM, BLOCKS_MIDDLE, BLOCKS_LARGE]
 
 
 def default_config(
@@ -103,7 +120,16 @@ def default_config(
     return LARGE if compute_capability(device) >= 90 else LARGE_HALF
 
 
-def _check(x: Tensor, weights: Tensor, experts: Tensor, w_gate_up: Tensor, w_down: Tensor, out: Tensor | None) -> None:
+def _check(
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    w_gate_up: Tensor,
+    w_down: Tensor,
+    out: Tensor | None,
+    dtype: torch.dtype,
+) -> None:
+    """`dtype`: of the weights."""
     check_float("x", x)
     if x.dim() != 2 or experts.dim() != 2 or w_gate_up.dim() != 3 or w_gate_up.shape[1] % 2:
         raise ValueError(
@@ -123,7 +149,7 @@ def _check(x: Tensor, weights: Tensor, experts: Tensor, w_gate_up: Tensor, w_dow
     check_shape("w_gate_up", w_gate_up, (num_experts, 2 * intermediate_size, hidden_size))
     check_shape("w_down", w_down, (num_experts, hidden_size, intermediate_size))
     for name, tensor in (("x", x), ("w_gate_up", w_gate_up), ("w_down", w_down)):
-        check_dtype(name, tensor, x.dtype)
+        check_dtype(name, tensor, x.dtype if name == "x" else dtype)
         check_unit_stride(name, tensor)
         # Within one expert's weights offsets are int32.
         if name != "x" and tensor.stride(1) * tensor.shape[1] >= 2**31:
@@ -136,6 +162,23 @@ def _check(x: Tensor, weights: Tensor, experts: Tensor, w_gate_up: Tensor, w_dow
             raise ValueError("out must not be x")
 
 
+def _check_bias(name: str, bias: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    if bias is None:
+        return
+    check_shape(name, bias, shape)
+    check_dtype(name, bias, dtype)
+    if not bias.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, its strides are {bias.stride()}")
+
+
+def block_scaled_config(num_pairs: int | None, num_experts: int) -> Mapping[str, int]:
+    """`default_config` of fp8 by blocks."""
+    if num_pairs is None:
+        return BLOCKS_MIDDLE
+    rows = num_pairs / num_experts
+    return BLOCKS_STREAM if rows <= 16 else BLOCKS_MIDDLE if rows <= 96 else BLOCKS_LARGE
+
+
 def _find_config(x: Tensor, w_down: Tensor, top_k: int, deterministic: bool) -> Mapping[str, int]:
     num_experts, hidden_size, intermediate_size = w_down.shape
     shape: dict[str, int | str] = {
@@ -143,13 +186,16 @@ def _find_config(x: Tensor, w_down: Tensor, top_k: int, deterministic: bool) -> 
         "hidden": hidden_size,
         "intermediate": intermediate_size,
         "top_k": top_k,
-        "dtype": str(x.dtype).removeprefix("torch."),
+        "dtype": str(w_down.dtype).removeprefix("torch."),
     }
     num_pairs = None
     if not deterministic:
         shape["tokens"] = num_tokens = next_power_of_2(x.shape[0])
         num_pairs = num_tokens * top_k
-    default = default_config(num_pairs, num_experts, x.dtype, x.device)
+    if w_down.dtype == torch.float8_e4m3fn:
+        default = block_scaled_config(num_pairs, num_experts)
+    else:
+        default = default_config(num_pairs, num_experts, x.dtype, x.device)
     return tuned("fused_moe", shape, default, x.device)
 
 
@@ -157,17 +203,32 @@ def fused_moe(
     x: Tensor,
     weights: Tensor,
     experts: Tensor,
-    w_gate_up: Tensor,
-    w_down: Tensor,
+    w_gate_up: ExpertWeights,
+    w_down: ExpertWeights,
     out: Tensor | None = None,
     deterministic: bool = False,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    activation: Activation = Activation.SILU,
     config: Mapping[str, int] | None = None,
 ) -> Tensor:
     """Launch the experts' feed-forward layers on `x` (T, H); see `inflight_kernels.fused_moe`."""
-    _check(x, weights, experts, w_gate_up, w_down, out)
+    gate_up_scales = down_scales = NO_SCALES
+    quantizes = isinstance(w_down, BlockScaledWeight)
+    if isinstance(w_gate_up, BlockScaledWeight) and isinstance(w_down, BlockScaledWeight):
+        check_block_weight("w_gate_up", w_gate_up)
+        check_block_weight("w_down", w_down)
+        gate_up_scales = (w_gate_up.scales, w_gate_up.block_outputs, w_gate_up.scales.stride(0))
+        down_scales = (w_down.scales, w_down.block_outputs, w_down.scales.stride(0))
+        w_gate_up, w_down = w_gate_up.values, w_down.values
+    if not (isinstance(w_gate_up, Tensor) and isinstance(w_down, Tensor)):
+        raise ValueError("w_gate_up and w_down must both be floats or both fp8 by blocks: codes are multiplied on CPUs")
+    _check(x, weights, experts, w_gate_up, w_down, out, torch.float8_e4m3fn if quantizes else x.dtype)
     num_tokens, hidden_size = x.shape
     top_k, num_pairs = experts.shape[1], experts.numel()
     num_experts, _, intermediate_size = w_down.shape
+    _check_bias("gate_up_bias", gate_up_bias, (num_experts, 2 * intermediate_size), x.dtype)
+    _check_bias("down_bias", down_bias, (num_experts, hidden_size), x.dtype)
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not num_tokens:
@@ -175,6 +236,8 @@ def fused_moe(
     if config is None:
         config = _find_config(x, w_down, top_k, deterministic)
     block_m, block_k = config["BLOCK_M"], config["BLOCK_K"]
+    if quantizes and block_k != BLOCK_INPUTS:
+        raise ValueError(f"BLOCK_K must be {BLOCK_INPUTS} where weights are fp8 by blocks, got {block_k}")
     direct = num_pairs * DIRECT_SHARE <= num_experts
     if direct:
         # Placeholders: with DIRECT the kernels do not read order and tiles.
@@ -188,17 +251,24 @@ def fused_moe(
         "GROUP_M": config["GROUP_M"],
         "BLOCK_M": block_m,
         "BLOCK_K": block_k,
+        "STAGES": config["num_stages"] if quantizes else None,
         "num_warps": config["num_warps"],
         "num_stages": config["num_stages"],
     }
     act = torch.empty((num_pairs, intermediate_size), dtype=x.dtype, device=x.device)
     products = torch.empty((num_pairs, hidden_size), dtype=x.dtype, device=x.device)
+    rows, row_scales = quantize_per_token(x, group_size=BLOCK_INPUTS) if quantizes else (x, None)
     moe_gate_up_kernel[(bound * cdiv(intermediate_size, config["BLOCK_I"]),)](
-        x, w_gate_up, act, experts, *places, *sizes, x.stride(0), w_gate_up.stride(0), w_gate_up.stride(1),
-        TOP_K=top_k, BLOCK_N=config["BLOCK_I"], EVEN_K=hidden_size % block_k == 0, **shared,
+        rows, w_gate_up, gate_up_bias, act, experts, *places, *sizes,
+        rows.stride(0), w_gate_up.stride(0), w_gate_up.stride(1), row_scales, *gate_up_scales,
+        TOP_K=top_k, ACTIVATION=activation.value, BLOCK_N=config["BLOCK_I"], EVEN_K=hidden_size % block_k == 0,
+        **shared,
     )  # fmt: skip
+    # Places that no pair has taken are quantised as they are, and not read.
+    rows, row_scales = quantize_per_token(act, group_size=BLOCK_INPUTS) if quantizes else (act, None)
     moe_down_kernel[(bound * cdiv(hidden_size, config["BLOCK_H"]),)](
-        act, w_down, products, experts, *places, *sizes, w_down.stride(0), w_down.stride(1),
+        rows, w_down, down_bias, products, experts, *places, *sizes, w_down.stride(0), w_down.stride(1),
+        row_scales, *down_scales,
         BLOCK_N=config["BLOCK_H"], EVEN_K=intermediate_size % block_k == 0, **shared,
     )  # fmt: skip
     block_h = min(COMBINE_BLOCK_H, next_power_of_2(hidden_size))

@@ -1,5 +1,6 @@
 """The triton kernels of this family, one operation a file. Importing this imports triton."""
 
+from inflight_kernels.norm.gpu.layer_norm import layer_norm
 from inflight_kernels.norm.gpu.rms_norm import (
     embedding_rms_norm,
     embedding_rms_norm_quantized,
@@ -7,4 +8,4 @@ from inflight_kernels.norm.gpu.rms_norm import (
     rms_norm_quantized,
 )
 
-__all__ = ["embedding_rms_norm", "embedding_rms_norm_quantized", "rms_norm", "rms_norm_quantized"]
+__all__ = ["embedding_rms_norm", "embedding_rms_norm_quantized", "layer_norm", "rms_norm", "rms_norm_quantized"]

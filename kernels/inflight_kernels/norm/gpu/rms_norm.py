@@ -4,11 +4,11 @@ one launch.
     s = round(x + residual)                                     (only with a residual)
     s = table[token id]                                         (only of embeddings)
     y = round(weight * round(s / sqrt(mean(s^2) + eps)))
-    q, scale = y quantised with one scale per row, or a given one, see `common/quantize.py`     (only quantised)
+    q, scale = y quantised with one scale per row or group, or a given one, see `common/quantize.py`   (only quantised)
 
 round() is to the dtype of x; the normalised value is rounded before it is multiplied by the weight, as in Hugging Face
-Llama. y is rounded even if only q is kept, so that the fused and the separate operations give the same bits under the
-same configuration.
+Llama, unless the weight is float32 and x is not, as in Gemma. y is rounded even if only q is kept, so that the fused
+and the separate operations give the same bits under the same configuration.
 
 Bytes per row in bf16: 4 H alone, 8 H with a residual; quantised 3 H + 4 and 7 H + 4. About 8 operations per element:
 memory bandwidth is the lower bound. 16384 rows of 4096 with a residual: 537 MB, 125 us at 4.3 TB/s; quantised 470 MB,
@@ -30,6 +30,7 @@ from torch import Tensor
 from inflight_kernels.common.checks import cdiv, check_dtype, check_float, check_shape, check_vector, next_power_of_2
 from inflight_kernels.common.quantize import (
     LARGEST,
+    check_group_size,
     check_quantized_dtype,
     check_scale,
     inverse_of,
@@ -91,6 +92,7 @@ def rms_norm_kernel(
     eps,
     given_scale,
     QMAX: tl.constexpr,
+    GROUP: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr,
     STAGES: tl.constexpr,
@@ -120,16 +122,28 @@ def rms_norm_kernel(
             s = rounded.to(tl.float32)
 
         inverse_rms = tl.rsqrt(tl.sum(s * s, axis=1) / hidden_size + eps)
-        normalised = (s * inverse_rms[:, None]).to(dtype).to(tl.float32)
+        normalised = s * inverse_rms[:, None]
+        if weight.dtype == dtype:
+            normalised = normalised.to(dtype).to(tl.float32)
         y = (normalised * weight.to(tl.float32)[None, :]).to(dtype)
         if scale_ptr is not None:
             y = y.to(tl.float32)
-            if given_scale is None:
-                scale = row_scale(tl.max(tl.abs(y), axis=1), QMAX)
+            if GROUP:
+                groups = tl.reshape(y, (BLOCK_T, BLOCK_H // GROUP, GROUP))
+                scale = row_scale(tl.max(tl.abs(groups), axis=2), QMAX)
+                num_groups = tl.cdiv(hidden_size, GROUP)
+                offs_g = tl.arange(0, BLOCK_H // GROUP)
+                mask_g = mask_t[:, None] & (offs_g < num_groups)[None, :]
+                tl.store(scale_ptr + offs_t[:, None] * num_groups + offs_g[None, :], scale, mask=mask_g)
+                groups = quantized(groups, inverse_of(scale)[:, :, None], y_ptr.dtype.element_ty, QMAX)
+                y = tl.reshape(groups, (BLOCK_T, BLOCK_H))
             else:
-                scale = tl.full((BLOCK_T,), given_scale, tl.float32)
-            tl.store(scale_ptr + offs_t, scale, mask=mask_t)
-            y = quantized(y, inverse_of(scale)[:, None], y_ptr.dtype.element_ty, QMAX)
+                if given_scale is None:
+                    scale = row_scale(tl.max(tl.abs(y), axis=1), QMAX)
+                else:
+                    scale = tl.full((BLOCK_T,), given_scale, tl.float32)
+                tl.store(scale_ptr + offs_t, scale, mask=mask_t)
+                y = quantized(y, inverse_of(scale)[:, None], y_ptr.dtype.element_ty, QMAX)
         tl.store(y_ptr + offs_out, y, mask=mask)
 
 
@@ -143,13 +157,15 @@ def _launch(
     config: Mapping[str, int] | None,
     token_ids: Tensor | None = None,
     given_scale: float | None = None,
+    group_size: int = 0,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Returns the normalised rows in `dtype`, their scales if it is a quantised type, and with a residual the sum, with
     `token_ids` the rows of `x` that these name."""
     hidden_size = x.shape[-1]
     check_float("x", x)
     check_scale(given_scale)
-    check_vector("weight", weight, hidden_size, x.dtype)
+    check_group_size(group_size, given_scale)
+    check_vector("weight", weight, hidden_size, torch.float32 if weight.dtype == torch.float32 else x.dtype)
     if hidden_size > MAX_HIDDEN_SIZE:
         raise ValueError(f"rms_norm holds a row in registers: at most {MAX_HIDDEN_SIZE} elements, got {hidden_size}")
     if residual is not None:
@@ -160,14 +176,16 @@ def _launch(
 
     shape_of_y = x.shape if token_ids is None else (len(token_ids), hidden_size)
     y = torch.empty(shape_of_y, dtype=dtype, device=x.device)
-    scale = torch.empty(shape_of_y[:-1], dtype=torch.float32, device=x.device) if dtype in LARGEST else None
+    shape_of_scale = (*shape_of_y[:-1], *((cdiv(hidden_size, group_size),) if group_size else ()))
+    scale = torch.empty(shape_of_scale, dtype=torch.float32, device=x.device) if dtype in LARGEST else None
     has_sum = residual is not None or token_ids is not None
     total = torch.empty(shape_of_y, dtype=x.dtype, device=x.device) if has_sum else None
     num_rows = rows.shape[0] if token_ids is None else len(token_ids)
+    block_h = next_power_of_2(hidden_size)
     if num_rows:
         if config is None:
             # The number of rows is left out, because the order of the sum must not depend on the batch.
-            shape = {"hidden_size": next_power_of_2(hidden_size), "dtype": str(x.dtype)}
+            shape = {"hidden_size": block_h, "dtype": str(x.dtype)}
             config = tuned(operation, shape, default_config(hidden_size, dtype in LARGEST), x.device)
         rms_norm_kernel[(num_programs(cdiv(num_rows, config["BLOCK_T"]), config["PROGRAMS_PER_SM"], x.device),)](
             rows,
@@ -184,8 +202,9 @@ def _launch(
             eps,
             given_scale,
             QMAX=LARGEST.get(dtype),
+            GROUP=min(group_size, block_h),
             BLOCK_T=config["BLOCK_T"],
-            BLOCK_H=next_power_of_2(hidden_size),
+            BLOCK_H=block_h,
             STAGES=config["STAGES"],
             num_warps=config["num_warps"],
         )
@@ -228,12 +247,15 @@ def rms_norm_quantized(
     residual: Tensor | None = None,
     dtype: torch.dtype = torch.float8_e4m3fn,
     scale: float | None = None,
+    group_size: int = 0,
     *,
     config: Mapping[str, int] | None = None,
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Launch RMSNorm of `x` (..., H) into `dtype`; see `inflight_kernels.rms_norm_quantized`."""
     check_quantized_dtype(dtype, x.device)
-    q, scales, total = _launch("rms_norm_quantized", x, weight, eps, residual, dtype, config, given_scale=scale)
+    q, scales, total = _launch(
+        "rms_norm_quantized", x, weight, eps, residual, dtype, config, given_scale=scale, group_size=group_size
+    )
     assert scales is not None
     return (q, scales) if total is None else (q, scales, total)
 
@@ -245,12 +267,15 @@ def embedding_rms_norm_quantized(
     eps: float,
     dtype: torch.dtype = torch.float8_e4m3fn,
     scale: float | None = None,
+    group_size: int = 0,
     *,
     config: Mapping[str, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Launch RMSNorm of rows of `table` (V, H) into `dtype`; see `inflight_kernels.embedding_rms_norm_quantized`."""
     _check_table(token_ids, table)
     check_quantized_dtype(dtype, table.device)
-    q, scales, embedded = _launch("rms_norm_quantized", table, weight, eps, None, dtype, config, token_ids, scale)
+    q, scales, embedded = _launch(
+        "rms_norm_quantized", table, weight, eps, None, dtype, config, token_ids, scale, group_size
+    )
     assert scales is not None and embedded is not None
     return q, scales, embedded

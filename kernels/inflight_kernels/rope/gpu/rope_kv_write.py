@@ -1,9 +1,12 @@
 """Optional per-head RMSNorm of q and k, rotary embedding of both, and the KV-cache write, in one launch.
 
-    n = round(weight * round(x / sqrt(mean(x^2) + eps)))        (only with norm weights, as Qwen3 does)
+    n = round(weight * round(x / sqrt(mean(x^2) + eps)))        (only with norm weights, as Qwen3 does; inner round()
+                                                                only if they have the dtype of x)
     [x1 x2 x3] = n      x1, x2 of R = rotary_dim / 2 elements, x3 the rest of the head
-    y = round([x1 cos - x2 sin | x2 cos + x1 sin | x3])         (half-split rotation, as Llama and GPT-NeoX do)
+    y = round([x1 cos - x2 sin | x2 cos + x1 sin | x3])         (half-split rotation, as Llama and GPT-NeoX do; with
+                                                                 ADJACENT_PAIRS elements of x1 and x2 alternate)
     k, v of a cache in float8_e4m3fn: round(clamp(y * (1 / k_scale), -448, 448)), v with v_scale
+    k, v of a cache in int8: quantised by head, as in common/quantize.py
 
 q goes to a new tensor; k and v go to slot = block * block_size + offset of the cache, where slot >= 0.
 
@@ -31,11 +34,12 @@ from inflight_kernels.common.checks import (
     check_float,
     check_kv_cache,
     check_shape,
+    check_slot_scales,
     check_unit_stride,
     check_vector,
     next_power_of_2,
 )
-from inflight_kernels.common.quantize import LARGEST, check_fp8_device, quantized
+from inflight_kernels.common.quantize import LARGEST, check_fp8_device, inverse_of, quantized, row_scale
 from inflight_kernels.common.rows import num_programs
 from inflight_kernels.tuning import tuned
 
@@ -68,26 +72,56 @@ def default_config(num_q_heads: int, num_kv_heads: int, head_dim: int) -> Mappin
 
 
 @triton.jit
-def _store(ptrs, y, inverse_scale, dtype: tl.constexpr, QMAX: tl.constexpr, mask):
-    """Store `y` rounded to `dtype`, and then, if there is a scale, quantised to the dtype of the cache."""
-    y = y.to(dtype)
+def _store(ptrs, y, inverse_scale, QMAX: tl.constexpr, mask):
+    """Store `y`, if there is a scale quantised to the dtype of the cache."""
     if inverse_scale is not None:
         y = quantized(y.to(tl.float32), inverse_scale, ptrs.dtype.element_ty, QMAX)
     tl.store(ptrs, y, mask=mask)
 
 
 @triton.jit
+def _largest(y):
+    """The largest magnitude of each head; NaN where an element is not finite, which a maximum might pass over."""
+    y = y.to(tl.float32)
+    return tl.max(tl.abs(y), axis=1) + tl.sum(y * 0.0, axis=1)
+
+
+@triton.jit
+def _new_scales(ptrs, absmax, mask_heads, QMAX: tl.constexpr):
+    """Store the scales of heads with these largest magnitudes. Returns their inverses, (BLOCK_HEADS, 1)."""
+    scales = row_scale(absmax, QMAX)
+    tl.store(ptrs, scales, mask=mask_heads)
+    return inverse_of(scales)[:, None]
+
+
+@triton.jit
+def _normalised(x, inverse_rms, dtype: tl.constexpr, ROUNDS: tl.constexpr):
+    """x times `inverse_rms`, float32, rounded to `dtype` or not."""
+    y = x * inverse_rms
+    if ROUNDS:
+        y = y.to(dtype).to(tl.float32)
+    return y
+
+
+@triton.jit
 def _rotate(
-    in_ptrs, out_ptrs, mask_heads, position, cos_sin_ptr, stride_table, weight_ptr, eps, inverse_scale,
-    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, QMAX: tl.constexpr
+    in_ptrs, out_ptrs, mask_heads, position, cos_sin_ptr, stride_table, weight_ptr, eps, inverse_scale, scales_ptrs,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, QMAX: tl.constexpr,
+    ADJACENT_PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """Normalise and rotate one tile of heads; `in_ptrs`, `out_ptrs` (BLOCK_HEADS, 1) point to heads' first elements."""
+    """Normalise and rotate one tile of heads; `in_ptrs`, `out_ptrs` (BLOCK_HEADS, 1) point to heads' first elements.
+    Where there are `scales_ptrs` (BLOCK_HEADS,), each head's scale is found and stored there."""
     dtype = in_ptrs.dtype.element_ty
     offs_half = tl.arange(0, BLOCK_HALF)
     mask_half = offs_half < HALF
+    offs1 = offs_half
+    offs2 = HALF + offs_half
+    if ADJACENT_PAIRS:
+        offs1 = 2 * offs_half
+        offs2 = 2 * offs_half + 1
     mask = mask_heads[:, None] & mask_half[None, :]
-    x1 = tl.load(in_ptrs + offs_half[None, :], mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(in_ptrs + HALF + offs_half[None, :], mask=mask, other=0.0).to(tl.float32)
+    x1 = tl.load(in_ptrs + offs1[None, :], mask=mask, other=0.0).to(tl.float32)
+    x2 = tl.load(in_ptrs + offs2[None, :], mask=mask, other=0.0).to(tl.float32)
     # Loaded after x, because the address of the row depends on the position, which is still being loaded.
     table_ptrs = cos_sin_ptr + position * stride_table + offs_half
     cos = tl.load(table_ptrs, mask=mask_half, other=0.0)
@@ -102,19 +136,25 @@ def _rotate(
         if BLOCK_REST > 0:
             squares += tl.sum(x3 * x3, axis=1)
         inverse_rms = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        w1 = tl.load(weight_ptr + offs_half, mask=mask_half, other=0.0).to(tl.float32)
-        w2 = tl.load(weight_ptr + HALF + offs_half, mask=mask_half, other=0.0).to(tl.float32)
-        x1 = ((x1 * inverse_rms).to(dtype).to(tl.float32) * w1[None, :]).to(dtype).to(tl.float32)
-        x2 = ((x2 * inverse_rms).to(dtype).to(tl.float32) * w2[None, :]).to(dtype).to(tl.float32)
+        w1 = tl.load(weight_ptr + offs1, mask=mask_half, other=0.0).to(tl.float32)
+        w2 = tl.load(weight_ptr + offs2, mask=mask_half, other=0.0).to(tl.float32)
+        ROUNDS: tl.constexpr = weight_ptr.dtype.element_ty == dtype
+        x1 = (_normalised(x1, inverse_rms, dtype, ROUNDS) * w1[None, :]).to(dtype).to(tl.float32)
+        x2 = (_normalised(x2, inverse_rms, dtype, ROUNDS) * w2[None, :]).to(dtype).to(tl.float32)
         if BLOCK_REST > 0:
             w3 = tl.load(weight_ptr + offs_rest, mask=mask_rest_1d, other=0.0).to(tl.float32)
-            x3 = (x3 * inverse_rms).to(dtype).to(tl.float32) * w3[None, :]
-    y1 = x1 * cos[None, :] - x2 * sin[None, :]
-    y2 = x2 * cos[None, :] + x1 * sin[None, :]
-    _store(out_ptrs + offs_half[None, :], y1, inverse_scale, dtype, QMAX, mask)
-    _store(out_ptrs + HALF + offs_half[None, :], y2, inverse_scale, dtype, QMAX, mask)
+            x3 = _normalised(x3, inverse_rms, dtype, ROUNDS) * w3[None, :]
+    y1 = (x1 * cos[None, :] - x2 * sin[None, :]).to(dtype)
+    y2 = (x2 * cos[None, :] + x1 * sin[None, :]).to(dtype)
+    if scales_ptrs is not None:
+        absmax = tl.maximum(_largest(y1), _largest(y2), propagate_nan=tl.PropagateNan.ALL)
+        if BLOCK_REST > 0:
+            absmax = tl.maximum(absmax, _largest(x3.to(dtype)), propagate_nan=tl.PropagateNan.ALL)
+        inverse_scale = _new_scales(scales_ptrs, absmax, mask_heads, QMAX)
+    _store(out_ptrs + offs1[None, :], y1, inverse_scale, QMAX, mask)
+    _store(out_ptrs + offs2[None, :], y2, inverse_scale, QMAX, mask)
     if BLOCK_REST > 0:
-        _store(out_ptrs + offs_rest[None, :], x3, inverse_scale, dtype, QMAX, mask_rest)
+        _store(out_ptrs + offs_rest[None, :], x3.to(dtype), inverse_scale, QMAX, mask_rest)
 
 
 # One compiled kernel for all batches: triton would otherwise specialise for 1 token, for multiples of 16, and for
@@ -127,6 +167,8 @@ def rope_kv_write_kernel(
     q_out_ptr,
     k_cache_ptr,
     v_cache_ptr,
+    k_scales_ptr,
+    v_scales_ptr,
     cos_sin_ptr,
     positions_ptr,
     slot_mapping_ptr,
@@ -154,6 +196,7 @@ def rope_kv_write_kernel(
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     QMAX: tl.constexpr,
+    ADJACENT_PAIRS: tl.constexpr,
     BLOCK_Q_HEADS: tl.constexpr,
     BLOCK_KV_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -172,8 +215,8 @@ def rope_kv_write_kernel(
             _rotate(
                 q_ptr + pid_t * stride_qt + offs_h[:, None] * stride_qh,
                 q_out_ptr + pid_t * stride_ot + offs_h[:, None] * stride_oh,
-                offs_h < NUM_Q_HEADS, position, cos_sin_ptr, stride_table, q_norm_weight_ptr, norm_eps, None,
-                HEAD_DIM, HALF, BLOCK_HALF, BLOCK_REST, QMAX,
+                offs_h < NUM_Q_HEADS, position, cos_sin_ptr, stride_table, q_norm_weight_ptr, norm_eps, None, None,
+                HEAD_DIM, HALF, BLOCK_HALF, BLOCK_REST, QMAX, ADJACENT_PAIRS,
             )  # fmt: skip
         else:
             slot = tl.load(slot_mapping_ptr + pid_t)
@@ -184,13 +227,19 @@ def rope_kv_write_kernel(
                 out_offs = place + offs_h[:, None] * stride_cache_head
                 offs_d = tl.arange(0, BLOCK_D)
                 mask = mask_heads[:, None] & (offs_d < HEAD_DIM)[None, :]
-                v = tl.load(v_ptr + pid_t * stride_vt + offs_h[:, None] * stride_vh + offs_d[None, :], mask=mask)
+                v_ptrs = v_ptr + pid_t * stride_vt + offs_h[:, None] * stride_vh + offs_d[None, :]
+                v = tl.load(v_ptrs, mask=mask, other=0.0)
+                scale_places = slot * NUM_KV_HEADS + offs_h
                 _rotate(
                     k_ptr + pid_t * stride_kt + offs_h[:, None] * stride_kh, k_cache_ptr + out_offs,
                     mask_heads, position, cos_sin_ptr, stride_table, k_norm_weight_ptr, norm_eps, k_inverse_scale,
-                    HEAD_DIM, HALF, BLOCK_HALF, BLOCK_REST, QMAX,
+                    None if k_scales_ptr is None else k_scales_ptr + scale_places,
+                    HEAD_DIM, HALF, BLOCK_HALF, BLOCK_REST, QMAX, ADJACENT_PAIRS,
                 )  # fmt: skip
-                _store(v_cache_ptr + out_offs + offs_d[None, :], v, v_inverse_scale, v.dtype, QMAX, mask)
+                v_inverse = v_inverse_scale
+                if v_scales_ptr is not None:
+                    v_inverse = _new_scales(v_scales_ptr + scale_places, _largest(v), mask_heads, QMAX)
+                _store(v_cache_ptr + out_offs + offs_d[None, :], v, v_inverse, QMAX, mask)
 
 
 def _check(
@@ -203,7 +252,7 @@ def _check(
     v_cache: Tensor,
     slot_mapping: Tensor,
     norm_weights: tuple[Tensor | None, Tensor | None],
-    scales: tuple[float, float],
+    scales: tuple[float | Tensor, float | Tensor],
 ) -> None:
     if q.dim() != 3 or k.dim() != 3:
         raise ValueError(f"q and k must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}, {tuple(k.shape)}")
@@ -222,18 +271,22 @@ def _check(
         )
     check_vector("positions", positions, num_tokens, torch.int64)
     check_vector("slot_mapping", slot_mapping, num_tokens, torch.int64)
-    quantized_cache = k_cache.dtype == torch.float8_e4m3fn
+    quantized_cache = k_cache.dtype in LARGEST
     check_kv_cache(k_cache, v_cache, k.shape[1], head_dim, k_cache.dtype if quantized_cache else q.dtype)
     check_fp8_device(k_cache.dtype, k_cache.device)
-    if not quantized_cache and scales != (1.0, 1.0):
-        raise ValueError(f"k_scale and v_scale are for a cache of torch.float8_e4m3fn, this one is {k_cache.dtype}")
-    if min(scales) <= 0.0:
-        raise ValueError(f"k_scale and v_scale must be positive, got {scales}")
+    check_slot_scales(k_cache, scales)
+    for scale in scales:
+        if isinstance(scale, Tensor):
+            continue
+        if not quantized_cache and scale != 1.0:
+            raise ValueError(f"k_scale and v_scale are for a cache of torch.float8_e4m3fn, this one is {k_cache.dtype}")
+        if scale <= 0.0:
+            raise ValueError(f"k_scale and v_scale must be positive, got {scale}")
     if (norm_weights[0] is None) != (norm_weights[1] is None):
         raise ValueError("q_norm_weight and k_norm_weight must be given together")
     for name, weight in zip(("q_norm_weight", "k_norm_weight"), norm_weights, strict=True):
         if weight is not None:
-            check_vector(name, weight, head_dim, q.dtype)
+            check_vector(name, weight, head_dim, torch.float32 if weight.dtype == torch.float32 else q.dtype)
 
 
 def rope_and_kv_write(
@@ -248,8 +301,9 @@ def rope_and_kv_write(
     q_norm_weight: Tensor | None = None,
     k_norm_weight: Tensor | None = None,
     norm_eps: float = 1e-6,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
+    k_scale: float | Tensor = 1.0,
+    v_scale: float | Tensor = 1.0,
+    adjacent_pairs: bool = False,
     *,
     config: Mapping[str, int] | None = None,
 ) -> Tensor:
@@ -268,7 +322,6 @@ def rope_and_kv_write(
     half = cos_sin.shape[1] // 2
     rest = head_dim - 2 * half
     num_tiles = cdiv(num_q_heads, config["BLOCK_Q_HEADS"]) + cdiv(num_kv_heads, config["BLOCK_KV_HEADS"])
-    quantized_cache = k_cache.dtype != q.dtype
     rope_kv_write_kernel[(num_programs(num_tokens, config["PROGRAMS_PER_SM"], q.device) * num_tiles,)](
         q,
         k,
@@ -276,14 +329,18 @@ def rope_and_kv_write(
         q_out,
         k_cache,
         v_cache,
+        k_scale if isinstance(k_scale, Tensor) else None,
+        v_scale if isinstance(v_scale, Tensor) else None,
         cos_sin,
         positions,
         slot_mapping,
         q_norm_weight,
         k_norm_weight,
         norm_eps,
-        1.0 / k_scale if quantized_cache else None,
-        1.0 / v_scale if quantized_cache else None,
+        *(
+            1.0 / scale if k_cache.dtype != q.dtype and not isinstance(scale, Tensor) else None
+            for scale in (k_scale, v_scale)
+        ),
         num_tokens,
         q.stride(0),
         q.stride(1),
@@ -303,6 +360,7 @@ def rope_and_kv_write(
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_SIZE=k_cache.shape[1],
         QMAX=LARGEST.get(k_cache.dtype),
+        ADJACENT_PAIRS=adjacent_pairs,
         BLOCK_Q_HEADS=config["BLOCK_Q_HEADS"],
         BLOCK_KV_HEADS=config["BLOCK_KV_HEADS"],
         BLOCK_HALF=next_power_of_2(half),

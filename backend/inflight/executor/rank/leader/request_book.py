@@ -325,9 +325,12 @@ class RequestBook:
 
     def complete(self, stats: IterationStats) -> IterationStats:
         """`stats` with what only the leader knows of the iteration: who waits here, and how long the new ones did."""
+        num_queued = len(self._queue) + len(self._suspects)
+        if not (num_queued or self._queue_seconds):
+            return stats
         return structs.replace(
             stats,
-            num_queued_requests=len(self._queue) + len(self._suspects),
+            num_queued_requests=num_queued,
             new_active_requests_queue_latency_ms=self._queue_seconds * 1000,
         )
 

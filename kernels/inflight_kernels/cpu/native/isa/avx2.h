@@ -1,9 +1,8 @@
-// AVX2 with FMA and F16C: sixteen floats are two registers.
+// AVX2 with FMA and F16C, and with AVX-VNNI where the compiler may use it: sixteen floats are two registers.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 #include "../formats.h"
 #include "x86.h"
@@ -17,6 +16,8 @@ struct Floats {
 /// Of 16 registers products of up to three rows keep 12 sums; see product_of.
 constexpr int64_t MAX_ROWS_IN_VECTORS = 3, MAX_OF_FEW_ROWS = 3;
 constexpr int64_t tiles_at_once(int64_t num_rows) { return num_rows == 1 ? 2 : 1; }
+/// Whether registers have room for the totals of groups beside their sums; else they are in memory.
+constexpr bool KEEPS_TOTALS = false;
 
 inline Floats operator+(Floats a, Floats b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 inline Floats operator-(Floats a, Floats b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
@@ -90,22 +91,6 @@ inline void store(F16* to, Floats x) {
   store_8(to + 8, narrow_f16(x.high));
 }
 
-/// The first `count`, zeros after them.
-template <class Format>
-inline Floats load(const Format* from, int64_t count) {
-  if (count >= 16) return load(from);
-  Format some[16] = {};
-  if (count > 0) std::memcpy(some, from, count * sizeof(Format));
-  return load(some);
-}
-template <class Format>
-inline void store(Format* to, Floats x, int64_t count) {
-  if (count >= 16) return store(to, x);
-  Format some[16];
-  store(some, x);
-  if (count > 0) std::memcpy(to, some, count * sizeof(Format));
-}
-
 /// What the format keeps of them.
 inline Floats rounded_to(const Bf16*, Floats x) {
   return {widen_bf16(narrow_bf16(x.low)), widen_bf16(narrow_bf16(x.high))};
@@ -156,6 +141,51 @@ inline Floats load_fp8(const char* from) {
   return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 }
 
+/// Sixteen numbers of fp8 as a format of 16 bits has them.
+template <class Format>
+inline __m256i halves_of(const E4m3* from) {
+  using As = Fp8As<Format>;
+  const __m256i words = _mm256_cvtepi8_epi16(load_8(from));
+  const __m256i magnitudes = _mm256_and_si256(words, _mm256_set1_epi16(0x7f));
+  const __m256i normal = _mm256_add_epi16(_mm256_slli_epi16(magnitudes, As::SHIFT), _mm256_set1_epi16(As::BIAS));
+  // The numbers of both bytes of SMALL[magnitude].
+  const __m256i bytes = _mm256_mullo_epi16(magnitudes, _mm256_set1_epi16(0x0202));
+  const __m256i small = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(load_8(As::SMALL)),
+                                            _mm256_add_epi16(bytes, _mm256_set1_epi16(0x0100)));
+  const __m256i is_normal = _mm256_cmpgt_epi16(magnitudes, _mm256_set1_epi16(7));
+  const __m256i is_nan = _mm256_cmpeq_epi16(magnitudes, _mm256_set1_epi16(0x7f));
+  const __m256i numbers = _mm256_blendv_epi8(small, normal, is_normal);
+  return _mm256_or_si256(_mm256_blendv_epi8(numbers, _mm256_set1_epi16(As::NO_NUMBER), is_nan),
+                         _mm256_and_si256(words, _mm256_set1_epi16(INT16_MIN)));
+}
+/// Thirty-two, what is no number too.
+template <class Format>
+inline void widen(const E4m3* from, Format* to) {
+  for (int i = 0; i < 32; i += 16) _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), halves_of<Format>(from + i));
+}
+inline void widen(const E4m3* from, float* to) {
+  for (int i = 0; i < 32; i += 16) {
+    const __m256i halves = halves_of<Bf16>(from + i);
+    store(to + i, {widen_bf16(_mm256_castsi256_si128(halves)), widen_bf16(_mm256_extracti128_si256(halves, 1))});
+  }
+}
+/// Sixteen bits with the code of each number up to 448: to nearest, ties to even, as torch rounds. What is none stays
+/// none.
+inline __m128i narrow_e4m3(__m256 x) {
+  // Neighbours are an eighth of the power of 2 below them apart, but not less than 2 ** -9. To 1.5 * 2 ** 23 times that
+  // no more than whole neighbours can be added.
+  const __m256 exponent = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f800000));
+  const __m256 power = _mm256_max_ps(_mm256_set1_ps(0x1p-6f), _mm256_and_ps(x, exponent));
+  const __m256 shift = _mm256_mul_ps(power, _mm256_set1_ps(0x1.8p20f));
+  const __m256 kept = _mm256_mul_ps(_mm256_sub_ps(_mm256_add_ps(x, shift), shift), _mm256_set1_ps(0x1p-8f));
+  // The inverse of load_fp8, but for the sign of what becomes 0.
+  const __m128i halves = narrow_f16(_mm256_or_ps(kept, _mm256_and_ps(x, _mm256_set1_ps(-0.0f))));
+  const __m128i magnitudes = _mm_and_si128(halves, _mm_set1_epi16(0x7fff)), nan = _mm_set1_epi16(0x3f80);
+  const __m128i codes = _mm_srli_epi16(_mm_min_epu16(magnitudes, nan), 7);
+  return _mm_or_si128(codes, _mm_and_si128(_mm_srli_epi16(halves, 8), _mm_set1_epi16(0x80)));
+}
+inline void store(E4m3* to, Floats x) { store_8(to, _mm_packus_epi16(narrow_e4m3(x.low), narrow_e4m3(x.high))); }
+
 /// Of the sixteen codes of 4 bits that are at `shift` of words of 32: whole numbers, or those that `numbers` has.
 inline Floats load_int4(const char* words, int shift) {
   const auto of_eight = [=](const char* from) {
@@ -172,6 +202,82 @@ inline Floats load_chosen(const float (&numbers)[16], const char* words, int shi
                             _mm256_permutevar8x32_ps(_mm256_loadu_ps(numbers + 8), code), _mm256_castsi256_ps(high));
   };
   return {of_eight(words), of_eight(words + 32)};
+}
+
+/// Sixteen whole numbers of 32 bits, or 64 of 8 bits: four for each of sixteen columns.
+struct Ints {
+  __m256i low, high;
+};
+
+inline Ints whole(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
+inline Floats to_floats(Ints x) { return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)}; }
+inline Ints load_whole(const void* from) {
+  const auto* halves = static_cast<const __m256i*>(from);
+  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+
+/// Of 64 bytes the lower, or the upper, halves: from 0 to 15.
+inline Ints low_halves(Ints bytes) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(bytes.low, mask), _mm256_and_si256(bytes.high, mask)};
+}
+inline Ints high_halves(Ints bytes) {
+  return low_halves({_mm256_srli_epi16(bytes.low, 4), _mm256_srli_epi16(bytes.high, 4)});
+}
+
+/// What is added to each of the codes of 8 bits that are multiplied, which are signed otherwise.
+#ifdef __AVXVNNI__
+constexpr int32_t INT8_OFFSET = 128;
+inline Ints with_offset(Ints codes) {
+  const __m256i sign = _mm256_set1_epi8(-128);
+  return {_mm256_xor_si256(codes.low, sign), _mm256_xor_si256(codes.high, sign)};
+}
+#else
+constexpr int32_t INT8_OFFSET = 0;
+inline Ints with_offset(Ints codes) { return codes; }
+#endif
+
+/// To each of sixteen sums four products, with codes of 8 bits and four numbers from -127 to 127.
+inline Ints add_products(Ints sums, Ints codes, int32_t numbers) {
+#ifdef __AVXVNNI__
+  const __m256i x = _mm256_set1_epi32(numbers);
+  return {_mm256_dpbusd_avx_epi32(sums.low, codes.low, x), _mm256_dpbusd_avx_epi32(sums.high, codes.high, x)};
+#else
+  const __m256i x = _mm256_set1_epi32(numbers), ones = _mm256_set1_epi16(1);
+  // Two products are at most 2 * 128 * 127, which 16 bits hold.
+  const auto add = [=](__m256i sum, __m256i code) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(code), _mm256_sign_epi8(x, code));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+  };
+  return {add(sums.low, codes.low), add(sums.high, codes.high)};
+#endif
+}
+
+/// The same for codes from 0 to 15, up to eight times between `begin_small` and `end_small`.
+#ifdef __AVXVNNI__
+inline Ints begin_small(Ints sums) { return sums; }
+inline Ints add_small(Ints part, Ints codes, int32_t numbers) { return add_products(part, codes, numbers); }
+inline Ints end_small(Ints, Ints part) { return part; }
+#else
+inline Ints begin_small(Ints) { return whole(0); }
+inline Ints add_small(Ints part, Ints codes, int32_t numbers) {
+  const __m256i x = _mm256_set1_epi32(numbers);
+  // Eight times two products are at most 16 * 15 * 127, which 16 bits hold.
+  return {_mm256_add_epi16(part.low, _mm256_maddubs_epi16(codes.low, x)),
+          _mm256_add_epi16(part.high, _mm256_maddubs_epi16(codes.high, x))};
+}
+inline Ints end_small(Ints sums, Ints part) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  return {_mm256_add_epi32(sums.low, _mm256_madd_epi16(part.low, ones)),
+          _mm256_add_epi32(sums.high, _mm256_madd_epi16(part.high, ones))};
+}
+#endif
+
+/// As whole numbers of 8 bits, to nearest, ties to even; they are below 128.
+inline void store_int8(int8_t* to, Floats x) {
+  const __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
+  const __m256i in_order = _mm256_permute4x64_epi64(words, 0xd8);
+  store_8(to, _mm_packs_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1)));
 }
 
 inline Floats nearest(Floats x) {

@@ -13,6 +13,8 @@ using Floats = __m512;
 /// Of 32 registers products of up to six rows keep 24 sums; see product_of.
 constexpr int64_t MAX_ROWS_IN_VECTORS = 6, MAX_OF_FEW_ROWS = 4;
 constexpr int64_t tiles_at_once(int64_t) { return 2; }
+/// Whether registers have room for the totals of groups beside their sums; else they are in memory.
+constexpr bool KEEPS_TOTALS = true;
 
 /// Lanes below `count`.
 inline __mmask16 first_lanes(int64_t count) {
@@ -117,6 +119,44 @@ inline Floats load_fp8(const char* from) {
   return _mm512_cvtph_ps(_mm256_and_si256(_mm256_slli_epi16(words, 7), _mm256_set1_epi16(0xbf80 - 0x10000)));
 }
 
+/// Thirty-two numbers of fp8 as a format of 16 bits has them.
+template <class Format>
+inline __m512i halves_of(const E4m3* from) {
+  using As = Fp8As<Format>;
+  const __m512i words = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  const __m512i magnitudes = _mm512_and_si512(words, _mm512_set1_epi16(0x7f));
+  const __m512i small = _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(As::SMALL)));
+  __m512i halves = _mm512_add_epi16(_mm512_slli_epi16(magnitudes, As::SHIFT), _mm512_set1_epi16(As::BIAS));
+  const __mmask32 is_small = _mm512_cmplt_epi16_mask(magnitudes, _mm512_set1_epi16(8));
+  halves = _mm512_mask_permutexvar_epi16(halves, is_small, magnitudes, small);
+  const __mmask32 is_nan = _mm512_cmpeq_epi16_mask(magnitudes, _mm512_set1_epi16(0x7f));
+  halves = _mm512_mask_mov_epi16(halves, is_nan, _mm512_set1_epi16(As::NO_NUMBER));
+  return _mm512_or_si512(halves, _mm512_and_si512(words, _mm512_set1_epi16(INT16_MIN)));
+}
+/// Thirty-two, what is no number too.
+template <class Format>
+inline void widen(const E4m3* from, Format* to) {
+  _mm512_storeu_si512(to, halves_of<Format>(from));
+}
+inline void widen(const E4m3* from, float* to) {
+  const __m512i halves = halves_of<Bf16>(from);
+  store(to, widen_bf16(_mm512_castsi512_si256(halves)));
+  store(to + 16, widen_bf16(_mm512_extracti64x4_epi64(halves, 1)));
+}
+/// Numbers up to 448: to nearest, ties to even, as torch rounds. What is none stays none.
+inline void store(E4m3* to, Floats x) {
+  // Neighbours are an eighth of the power of 2 below them apart, but not less than 2 ** -9. To 1.5 * 2 ** 23 times that
+  // no more than whole neighbours can be added.
+  const Floats power = max(splat(0x1p-6f), _mm512_and_ps(x, _mm512_castsi512_ps(_mm512_set1_epi32(0x7f800000))));
+  const Floats shift = power * splat(0x1.8p20f), kept = (x + shift) - shift;
+  // The inverse of load_fp8, but for the sign of what becomes 0.
+  const __m256i halves = narrow_f16(_mm512_or_ps(kept * splat(0x1p-8f), _mm512_and_ps(x, splat(-0.0f))));
+  const __m256i magnitudes = _mm256_and_si256(halves, _mm256_set1_epi16(0x7fff)), nan = _mm256_set1_epi16(0x3f80);
+  const __m256i codes = _mm256_srli_epi16(_mm256_min_epu16(magnitudes, nan), 7);
+  const __m256i signs = _mm256_and_si256(_mm256_srli_epi16(halves, 8), _mm256_set1_epi16(0x80));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtepi16_epi8(_mm256_or_si256(codes, signs)));
+}
+
 /// Of the sixteen codes of 4 bits that are at `shift` of words of 32: whole numbers, or those that `numbers` has.
 inline Floats load_chosen(const float (&numbers)[16], const char* words, int shift) {
   return _mm512_permutexvar_ps(_mm512_srli_epi32(_mm512_loadu_si512(words), shift), _mm512_loadu_ps(numbers));
@@ -128,6 +168,60 @@ inline __m512i load_chosen_pairs(const uint16_t (&numbers)[32], const char* word
 inline Floats load_int4(const char* words, int shift) {
   static constexpr float NUMBERS[16] = {0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1};
   return load_chosen(NUMBERS, words, shift);
+}
+
+/// Sixteen whole numbers of 32 bits, or 64 of 8 bits: four for each of sixteen columns.
+using Ints = __m512i;
+
+inline Ints whole(int32_t value) { return _mm512_set1_epi32(value); }
+inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+inline Ints add_whole(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+inline Ints load_whole(const void* from) { return _mm512_loadu_si512(from); }
+inline void store_whole(void* to, Ints x) { _mm512_storeu_si512(to, x); }
+
+/// Of 64 bytes the lower, or the upper, halves: from 0 to 15.
+inline Ints low_halves(Ints bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+inline Ints high_halves(Ints bytes) { return low_halves(_mm512_srli_epi16(bytes, 4)); }
+
+/// What is added to each of the codes of 8 bits that are multiplied, which are signed otherwise.
+#ifdef __AVX512VNNI__
+constexpr int32_t INT8_OFFSET = 128;
+inline Ints with_offset(Ints codes) { return _mm512_xor_si512(codes, _mm512_set1_epi8(-128)); }
+#else
+constexpr int32_t INT8_OFFSET = 0;
+inline Ints with_offset(Ints codes) { return codes; }
+#endif
+
+/// To each of sixteen sums four products, with codes of 8 bits and four numbers from -127 to 127.
+inline Ints add_products(Ints sums, Ints codes, int32_t numbers) {
+#ifdef __AVX512VNNI__
+  return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(numbers));
+#else
+  const __m512i x = _mm512_set1_epi32(numbers);
+  const __m512i signed_x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(codes), _mm512_setzero_si512(), x);
+  const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(codes), signed_x);
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
+}
+
+/// The same for codes from 0 to 15, up to eight times between `begin_small` and `end_small`.
+#ifdef __AVX512VNNI__
+inline Ints begin_small(Ints sums) { return sums; }
+inline Ints add_small(Ints part, Ints codes, int32_t numbers) { return add_products(part, codes, numbers); }
+inline Ints end_small(Ints, Ints part) { return part; }
+#else
+inline Ints begin_small(Ints) { return _mm512_setzero_si512(); }
+inline Ints add_small(Ints part, Ints codes, int32_t numbers) {
+  return _mm512_add_epi16(part, _mm512_maddubs_epi16(codes, _mm512_set1_epi32(numbers)));
+}
+inline Ints end_small(Ints sums, Ints part) {
+  return _mm512_add_epi32(sums, _mm512_madd_epi16(part, _mm512_set1_epi16(1)));
+}
+#endif
+
+/// As whole numbers of 8 bits, to nearest, ties to even; they are below 128.
+inline void store_int8(int8_t* to, Floats x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
 }
 
 inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

@@ -9,6 +9,10 @@
 #include "avx512.h"
 #elif defined(__AVX2__)
 #include "avx2.h"
+#include "partial.h"
+#elif defined(__aarch64__)
+#include "neon.h"
+#include "partial.h"
 #else
 #error "no header in isa/ is for these instructions"
 #endif

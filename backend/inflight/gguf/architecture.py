@@ -1,0 +1,109 @@
+"""What a row of the table of architectures says: what a GGUF file calls tensors and options of a network, and what
+transformers calls them. Knows no architecture.
+
+Names of tensors are given without the ending `.weight` or `.bias`, unless their description says otherwise; those of a
+layer are relative to it. Keys are those of the metadata below the architecture's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from inflight.gguf.metadata import Value
+
+TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+RMS_NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+BIASES = {"attention_bias": "self_attn.q_proj.bias", "mlp_bias": "mlp.down_proj.bias"}
+NEUTRAL: dict[str, Value] = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Layers that attend to the last tokens only."""
+
+    period: int = 1
+    """Of so many layers all but the last have a window, where the file does not name them; 1 = all have one."""
+    size: int = 0
+    """Where the file does not say it; 0 = then no layer has one."""
+    own_rope: bool = False
+    """Whether the others alone scale positions, and the base of the rotation may be another one."""
+    theta: float | None = None
+    """That base, where the file does not say it; None = that of the others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    network: str
+    """The class of transformers."""
+    model_type: str
+    """Its name in a config.json."""
+    rotates_neighbours: bool = False
+    """llama.cpp rotates pairs of neighbouring elements of a head, where transformers rotates pairs that are half a head
+    apart, and the file's queries and keys are in that order. Where both rotate neighbours, it is false."""
+    rotates_parts: bool = False
+    """Some elements of a head may not be rotated."""
+    adds_one: bool = False
+    """The file has weights of norms plus 1."""
+    top: Mapping[str, str] = field(default_factory=dict)
+    """Of tensors outside of layers, where they are not those of TOP."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Of a layer's tensors, where they are not those of LAYER."""
+    whole_names: Mapping[str, str] = field(default_factory=dict)
+    """Of a layer's tensors, with their endings on both sides."""
+    experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors with all experts of a layer -> the names of one's, which share the rows."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """What the file must say -> its name in config.json."""
+    optional_keys: Mapping[str, str] = field(default_factory=dict)
+    """What has transformers' default where the file does not say it."""
+    norm_eps: Mapping[str, str] = field(default_factory=lambda: RMS_NORM)
+    """The same of what is added to a variance."""
+    neutral: Mapping[str, Value] = field(default_factory=dict)
+    """Keys that must have this value where they are there, beside those of NEUTRAL."""
+    flags: Mapping[str, str] = field(default_factory=lambda: BIASES)
+    """Options in config.json that say whether the first layer has this tensor, whose name has its ending."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """More of config.json, which the file does not say."""
+    rope_values: Mapping[str, Any] = field(default_factory=dict)
+    """The same of rope_parameters."""
+    windows: Windows | None = None
+    """None = no layer has one."""
+    has_query_scalar: bool = False
+    """Whether config.json says what the scores are divided by the root of: query_pre_attn_scalar."""
+    scalar_of_hidden: int = 0
+    """This is the size of a head, but in the model with so many layers the hidden size divided by the heads."""
+    variants: Mapping[str, Architecture] = field(default_factory=dict)
+    """Other networks in files of this architecture: those that say this, and do not say 0."""
+
+    @property
+    def layer_names(self) -> dict[str, str]:
+        return {**LAYER, **self.names}
+
+    @property
+    def top_names(self) -> dict[str, str]:
+        return {**TOP, **self.top}
+
+    @property
+    def needed_keys(self) -> dict[str, str]:
+        return {**self.norm_eps, **self.keys}
+
+    @property
+    def neutral_values(self) -> dict[str, Value]:
+        known = {**self.needed_keys, **self.optional_keys}
+        return {key: value for key, value in {**NEUTRAL, **self.neutral}.items() if key not in known}

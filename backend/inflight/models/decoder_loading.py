@@ -1,0 +1,256 @@
+"""Loads one rank's part of the native decoder, composed of the parts that its family describes.
+
+Legend: T tokens, D hidden size, H query heads of this rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from inflight.errors import ConfigurationError
+from inflight.layers.attention import Attention
+from inflight.layers.decoder_layer import Branch, DecoderLayer
+from inflight.layers.fp8 import fuse_quantization
+from inflight.layers.mlp import MLP, GatedMLP
+from inflight.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from inflight.layers.part import Part, Scaled, SoftCapped
+from inflight.layers.rotary import RopeConfig, cos_sin_table
+from inflight.layers.self_attention import SelfAttention
+from inflight.layers.vocabulary import PositionedEmbedding, VocabularyParallelHead
+from inflight.models.config import ModelConfig
+from inflight.models.decoder import Decoder
+from inflight.models.expert_weights import load_mixture
+from inflight.models.family import Family, NotSplit, without_first_name
+from inflight.models.weights import Section, WeightLoader
+
+NOT_WEIGHTS: tuple[str, ...] = (
+    "rotary_emb.inv_freq",
+    "attn.bias",
+    "attn.masked_bias",
+    "attention.bias",
+    "attention.masked_bias",
+)
+"""Endings of the names of tensors in old checkpoints that are not weights, but computed from config.json, or masks."""
+
+
+def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, layers: range | None = None) -> Decoder:
+    """Read this rank's part of the network; `num_positions` is the length of the longest sequence to be computed.
+
+    `layers`: those of its pipeline stage; None = all. The tensors of the others are checked, but not read.
+
+    Raises ConfigurationError if the checkpoint's tensors are not exactly those that `config` requires.
+    """
+    config = _named_as_in(loader, config)
+    family = config.family
+    features = _features_of_rank(config, loader)
+    tables = {
+        rope: cos_sin_table(rope, config.rotary_dim, num_positions).to(loader.device) for rope in set(config.ropes)
+    }
+    own = range(config.num_layers) if layers is None else layers
+    is_first, is_last = own.start == 0, own.stop == config.num_layers
+
+    def loader_of(is_own: bool) -> WeightLoader:
+        return loader if is_own else loader.elsewhere
+
+    is_embedding_own = is_first or (is_last and config.tie_word_embeddings)
+    embedding = loader_of(is_embedding_own).by_vocabulary(family.embedding, config.vocab_size, config.hidden_size)
+    positions_SD = None
+    if family.positions is not None:
+        positions_SD = loader_of(is_first).positions(
+            family.positions, config.max_position_embeddings, num_positions, config.hidden_size
+        )
+    all_layers = [
+        _load_layer(config, loader_of(number in own), features, tables, number) for number in range(config.num_layers)
+    ]
+    norm = loader_of(is_last).norm(family.norm, "", config.hidden_size, family.norms)
+    ignored = NOT_WEIGHTS
+    if config.tie_word_embeddings:
+        ignored = (*ignored, f"{family.head.name}.weight")
+        weight = loader_of(is_last).head(family.embedding, config.vocab_size, config.hidden_size, embedding.weight_UD)
+    else:
+        weight = loader_of(is_last).head(family.head, config.vocab_size, config.hidden_size)
+    bias_U = loader_of(is_last).head_bias(family.head, config.vocab_size)
+    extra_layers = range(config.num_layers, config.num_layers + family.num_extra_layers)
+    loader.checkpoint.refuse_leftovers(ignored, tuple(f"{family.layers}.{number}." for number in extra_layers))
+    head = VocabularyParallelHead(weight, config.vocab_size, loader.group, loader.deterministic, bias_U)
+    embedding.factor = torch.tensor(family.token_multiplier, dtype=loader.dtype).item()
+    embedding_part: Part[Tensor] = _scaled(embedding, family.embedding_multiplier)
+    if positions_SD is not None:
+        embedding_part = PositionedEmbedding(embedding_part, positions_SD)
+    return Decoder(
+        embedding=embedding_part if is_first else None,
+        layers=all_layers[own.start : own.stop],
+        norm=norm if is_last else _norm_behind(config, loader, own),
+        head=_finished(head, family) if is_last else None,
+        first_layer=own.start,
+        hidden_size=config.hidden_size,
+        dtype=loader.dtype,
+    )
+
+
+def _finished(head: Callable[[Tensor], Tensor], family: Family) -> Callable[[Tensor], Tensor]:
+    """The head with what the family does to its logits."""
+    if family.logits_multiplier != 1.0:
+        head = Scaled(head, family.logits_multiplier)
+    return head if family.logits_soft_cap == 0.0 else SoftCapped(head, family.logits_soft_cap)
+
+
+def _norm_behind(config: ModelConfig, loader: WeightLoader, layers: range) -> Norm[Any]:
+    """The first norm of the layer behind these."""
+    family = config.family
+    prefix = f"{family.layers}.{layers.stop}."
+    return loader.norm(family.attention.norm, prefix, config.hidden_size, family.norms)
+
+
+def _named_as_in(loader: WeightLoader, config: ModelConfig) -> ModelConfig:
+    """With names as the checkpoint has them: some were saved without the head, and so without the name beside it."""
+    shorter = without_first_name(config.family)
+    if f"{shorter.embedding.name}.weight" not in loader.checkpoint:
+        return config
+    if loader.adapters is not None:
+        loader.adapters.prefix = config.family.layers.removesuffix(shorter.layers)
+    return replace(config, family=shorter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFeatures:
+    """What of each layer one rank computes."""
+
+    num_heads: int
+    num_kv_heads: int
+    heads: Section
+    queries: Section
+    keys_or_values: Section
+
+
+def num_local_kv_heads(num_kv_heads: int, num_ranks: int) -> int:
+    """Key/value heads of each rank: at least one. With more ranks than heads, adjacent ranks hold copies of a head."""
+    return max(num_kv_heads // num_ranks, 1)
+
+
+def _features_of_rank(config: ModelConfig, loader: WeightLoader) -> RankFeatures:
+    rank, size, head_dim = loader.group.rank, loader.group.size, config.head_dim
+    num_heads = loader.split("num_attention_heads", config.num_heads)
+    num_kv_heads = num_local_kv_heads(config.num_kv_heads, size)
+    if config.num_kv_heads >= size or size % config.num_kv_heads:
+        loader.split("num_key_value_heads", config.num_kv_heads)
+    first_kv_head = rank * config.num_kv_heads // size
+    return RankFeatures(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        heads=Section(config.num_heads, rank * num_heads, num_heads),
+        queries=Section(config.num_heads * head_dim, rank * num_heads * head_dim, num_heads * head_dim),
+        keys_or_values=Section(config.num_kv_heads * head_dim, first_kv_head * head_dim, num_kv_heads * head_dim),
+    )
+
+
+def _load_layer(
+    config: ModelConfig,
+    loader: WeightLoader,
+    features: RankFeatures,
+    tables: Mapping[RopeConfig | None, Tensor],
+    number: int,
+) -> DecoderLayer:
+    family = config.family
+    mlp, prefix = family.mlp, f"{family.layers}.{number}."
+    if loader.adapters is not None:
+        loader.adapters.number(family, number)
+    cos_sin = tables[config.ropes[number]]
+    attention = _load_attention(config, loader, features, cos_sin, number)
+    part = _load_mlp(config, loader, number, prefix)
+    norm = attention.norm
+    if not (family.is_parallel and mlp.norm is None):
+        norm, part = _fused(family, loader.norm(mlp.norm, prefix, config.hidden_size, family.norms), part)
+    feed_forward = Branch(
+        norm=norm,
+        part=_scaled(part, family.residual_multiplier),
+        norm_after=_norm_after(config, loader, mlp.norm_after, prefix),
+    )
+    return DecoderLayer(branches=(attention, feed_forward), is_parallel=family.is_parallel)
+
+
+def _load_attention(
+    config: ModelConfig, loader: WeightLoader, features: RankFeatures, cos_sin: Tensor, number: int
+) -> Branch:
+    family, hidden_size = config.family, config.hidden_size
+    tensors, prefix = family.attention, f"{family.layers}.{number}."
+    q_norm, k_norm = _load_qk_norms(config, loader, prefix)
+    qkv_sections = (features.queries, features.keys_or_values, features.keys_or_values)
+    scales = loader.cache_scales(f"{prefix}{tensors.module}")
+    norm, qkv = _fused(
+        family,
+        loader.norm(tensors.norm, prefix, hidden_size, family.norms),
+        loader.by_outputs(tensors.qkv, prefix, qkv_sections, hidden_size),
+    )
+    output = loader.by_inputs(tensors.output, prefix, hidden_size, features.queries)
+    attention = Attention(
+        num_heads=features.num_heads,
+        num_kv_heads=features.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.head_dim**-0.5 if tensors.scale is None else tensors.scale,
+        sliding_window=config.sliding_windows[number],
+        cos_sin=cos_sin,
+        dtype=loader.cache_dtype,
+        k_scale=scales.k,
+        v_scale=scales.v,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        norms_all_heads=tensors.norms_all_heads,
+        norm_eps=family.norms.eps,
+        adjacent_pairs=tensors.adjacent_pairs,
+        soft_cap=tensors.soft_cap,
+        sinks_H=None if tensors.sinks is None else loader.sinks(tensors.sinks, prefix, features.heads),
+        deterministic=loader.deterministic,
+    )
+    return Branch(
+        norm=norm,
+        part=SelfAttention(qkv=qkv, attention=attention, output=_scaled(output, family.residual_multiplier)),
+        norm_after=_norm_after(config, loader, tensors.norm_after, prefix),
+    )
+
+
+def _load_qk_norms(config: ModelConfig, loader: WeightLoader, prefix: str) -> list[Tensor | None]:
+    tensors, norms = config.family.attention, config.family.norms
+    if tensors.norms_all_heads and loader.group.size > 1:
+        raise ConfigurationError(
+            f"tensor_parallel_size is {loader.group.size}, but {config.architecture} normalises all heads of a layer "
+            "together, and each rank has only some of them; set tensor_parallel_size to 1"
+        )
+    sizes = [
+        config.head_dim * (heads if tensors.norms_all_heads else 1) for heads in (config.num_heads, config.num_kv_heads)
+    ]
+    return [
+        None if tensor is None else loader.norm_weight(tensor, prefix, size, norms)
+        for tensor, size in zip((tensors.q_norm, tensors.k_norm), sizes, strict=True)
+    ]
+
+
+def _norm_after(config: ModelConfig, loader: WeightLoader, tensor: NotSplit | None, prefix: str) -> Norm[Tensor] | None:
+    return None if tensor is None else loader.norm(tensor, prefix, config.hidden_size, config.family.norms)
+
+
+def _fused(family: Family, norm: RMSNorm | LayerNorm | NoNorm, part: Part[Tensor]) -> tuple[Norm[Any], Part[Any]]:
+    """With tokens in fp8 between them, where an RMSNorm gives them to one part alone."""
+    if family.is_parallel or not isinstance(norm, RMSNorm):
+        return norm, part
+    return fuse_quantization(norm, part)
+
+
+def _load_mlp(config: ModelConfig, loader: WeightLoader, number: int, prefix: str) -> Part[Tensor]:
+    mlp, experts = config.family.mlp, config.family.experts
+    if experts is not None and number in experts.layers:
+        return load_mixture(loader, experts, prefix, config.hidden_size)
+    intermediate = loader.even_section("intermediate_size", config.intermediate_size)
+    sections = (intermediate, intermediate) if mlp.is_gated else (intermediate,)
+    wide = loader.by_outputs(mlp.gate_up, prefix, sections, config.hidden_size)
+    down = loader.by_inputs(mlp.down, prefix, config.hidden_size, intermediate)
+    return GatedMLP(wide, down, mlp.activation) if mlp.is_gated else MLP(wide, down, mlp.activation)
+
+
+def _scaled(part: Part[Any], multiplier: float) -> Part[Any]:
+    return part if multiplier == 1.0 else Scaled(part, multiplier)

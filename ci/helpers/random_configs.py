@@ -1,0 +1,177 @@
+"""Configurations of native families drawn by a seed: over what their config.json allows, in tiny sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from inflight.models.families import FAMILIES
+
+FLAGS = (False, True)
+WINDOWS = (2, 5, 9, 16)
+"""Not 1, for which transformers' cache keeps all keys."""
+SOME_WINDOWS: dict[str, Any] = {"sliding_window": WINDOWS, "layer_types": ("full_attention", "sliding_attention")}
+"""`layer_types` has a choice for each layer."""
+PARTIAL = (0.5, 0.75, 1.0)
+GEMMA: dict[str, Any] = {
+    **SOME_WINDOWS,
+    "attention_bias": FLAGS,
+    "query_pre_attn_scalar": (8, 16, 37),
+    "attn_logit_softcapping": (None, 1.5, 30.0),
+    "final_logit_softcapping": (None, 2.0, 30.0),
+    "hidden_activation": ("gelu_pytorch_tanh", "silu", "gelu"),
+}
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": (1, 2, 3), "hidden_act": ("silu", "gelu_pytorch_tanh")}
+OPTIONS: dict[str, Mapping[str, Any]] = {
+    "LlamaForCausalLM": {"attention_bias": FLAGS, "mlp_bias": FLAGS, "hidden_act": ("silu", "gelu", "relu2")},
+    "MistralForCausalLM": {"sliding_window": (None, *WINDOWS)},
+    "MixtralForCausalLM": {**EXPERTS, "sliding_window": (None, *WINDOWS), "num_local_experts": (3, 5, 8)},
+    "Qwen2ForCausalLM": {**SOME_WINDOWS, "use_sliding_window": FLAGS},
+    "Qwen3ForCausalLM": {**SOME_WINDOWS, "use_sliding_window": FLAGS, "attention_bias": FLAGS},
+    "Qwen3MoeForCausalLM": {
+        **EXPERTS,
+        "num_experts": (3, 6),
+        "norm_topk_prob": FLAGS,
+        "moe_intermediate_size": (12, 20),
+        "decoder_sparse_step": (1, 2),
+    },
+    "Phi3ForCausalLM": {"sliding_window": (None, *WINDOWS), "partial_rotary_factor": PARTIAL},
+    "GraniteForCausalLM": {
+        "attention_bias": FLAGS,
+        "mlp_bias": FLAGS,
+        "embedding_multiplier": (0.7, 3.0),
+        "residual_multiplier": (0.3, 1.0),
+        "attention_multiplier": (0.1, 0.3),
+        "logits_scaling": (0.8, 2.0),
+    },
+    "Qwen2MoeForCausalLM": {
+        **EXPERTS,
+        "num_experts": (3, 6),
+        "norm_topk_prob": FLAGS,
+        "moe_intermediate_size": (12, 20),
+        "shared_expert_intermediate_size": (16, 36),
+        "mlp_only_layers": ([], [0]),
+        "qkv_bias": FLAGS,
+    },
+    "GraniteMoeForCausalLM": {
+        **EXPERTS,
+        "num_local_experts": (3, 6),
+        "attention_bias": FLAGS,
+        "logits_scaling": (0.8,),
+    },
+    "Glm4MoeForCausalLM": {
+        **EXPERTS,
+        "n_routed_experts": (8, 12),
+        "n_shared_experts": (1, 2),
+        "moe_intermediate_size": (12, 20),
+        "first_k_dense_replace": (0, 1),
+        "n_group": (1, 2),
+        "topk_group": (1,),
+        "norm_topk_prob": FLAGS,
+        "routed_scaling_factor": (1.0, 2.5),
+        "use_qk_norm": FLAGS,
+        "attention_bias": FLAGS,
+        "partial_rotary_factor": PARTIAL,
+    },
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_k": (1, 2, 3),
+        "moe_num_experts": (3, 6),
+        "moe_intermediate_size": (12, 20),
+        "moe_num_shared_experts": (0, 1, 2),
+        "moe_layer_start_index": (0, 1),
+        "use_bias": FLAGS,
+    },
+    "GptOssForCausalLM": {**SOME_WINDOWS, **EXPERTS, "num_local_experts": (3, 6), "attention_bias": FLAGS},
+    "SmolLM3ForCausalLM": {**SOME_WINDOWS, "use_sliding_window": FLAGS, "no_rope_layers": (0, 1), "mlp_bias": FLAGS},
+    "Olmo2ForCausalLM": {"attention_bias": FLAGS},
+    "Olmo3ForCausalLM": {**SOME_WINDOWS, "attention_bias": FLAGS},
+    "GlmForCausalLM": {"attention_bias": FLAGS, "partial_rotary_factor": PARTIAL},
+    "Glm4ForCausalLM": {"attention_bias": FLAGS, "partial_rotary_factor": PARTIAL},
+    "Ernie4_5ForCausalLM": {"use_bias": FLAGS},
+    "SeedOssForCausalLM": {"attention_bias": FLAGS, "attention_out_bias": FLAGS, "mlp_bias": FLAGS},
+    "Exaone4ForCausalLM": SOME_WINDOWS,
+    "Gemma2ForCausalLM": GEMMA,
+    "Gemma3ForCausalLM": GEMMA,
+    "CohereForCausalLM": {"attention_bias": FLAGS, "logit_scale": (0.1, 2.0)},
+    "Cohere2ForCausalLM": {**SOME_WINDOWS, "attention_bias": FLAGS, "logit_scale": (0.1, 2.0)},
+    "StableLmForCausalLM": {
+        "use_qkv_bias": FLAGS,
+        "use_parallel_residual": FLAGS,
+        "partial_rotary_factor": PARTIAL,
+        "hidden_act": ("silu", "gelu"),
+    },
+    "Starcoder2ForCausalLM": {"sliding_window": (None, *WINDOWS), "use_bias": FLAGS},
+    "ArceeForCausalLM": {"attention_bias": FLAGS, "mlp_bias": FLAGS},
+    "NemotronForCausalLM": {"attention_bias": FLAGS, "mlp_bias": FLAGS, "partial_rotary_factor": PARTIAL},
+    "PhiForCausalLM": {"partial_rotary_factor": PARTIAL},
+    "GPTNeoXForCausalLM": {
+        "attention_bias": FLAGS,
+        "use_parallel_residual": FLAGS,
+        "partial_rotary_factor": PARTIAL,
+        "hidden_act": ("gelu", "gelu_new", "relu"),
+    },
+    "GPT2LMHeadModel": {"activation_function": ("gelu_new", "gelu", "relu"), "n_inner": (None, 40)},
+    "OPTForCausalLM": {"enable_bias": FLAGS, "activation_function": ("relu", "gelu"), "ffn_dim": (40, 100)},
+}
+"""Architecture -> what it has beside sizes: each key's possible values."""
+NO_HEAD_DIM = {
+    "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
+    "GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM", "PhiForCausalLM", "StableLmForCausalLM",
+    "CohereForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "GraniteForCausalLM",
+    "Olmo3ForCausalLM", "Starcoder2ForCausalLM", "SmolLM3ForCausalLM", "Cohere2ForCausalLM",
+}  # fmt: skip
+"""Heads are as wide as makes them the hidden size together."""
+ONE_KV_HEAD_EACH = {"GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"}
+OWN_ROTATION = {"Gemma3ForCausalLM", "Olmo3ForCausalLM"}
+"""Rotary parameters differ between types of layers."""
+NOT_ROTATED = {"GPT2LMHeadModel", "OPTForCausalLM"}
+
+
+def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTrainedConfig:
+    """The configuration of this seed. `is_wide`: of sizes that layers in C++ take."""
+    assert OPTIONS.keys() == FAMILIES.keys(), "every native family has its options here"
+    rng = Random(f"{architecture} {seed}")
+    num_kv_heads, num_layers = rng.choice((1, 2, 3)), rng.randint(1, 4)
+    num_heads = num_kv_heads * (1 if architecture in ONE_KV_HEAD_EACH else rng.choice((1, 2, 4)))
+    head_dim = rng.choice((32, 64, 96) if is_wide else (8, 16, 24, 40))
+    width = rng.choice((32, 64) if is_wide else (4, 8, 20))
+    values: dict[str, Any] = {
+        "vocab_size": rng.randint(203, 260),
+        "hidden_size": num_heads * head_dim if architecture in NO_HEAD_DIM else num_heads * width,
+        "intermediate_size": rng.choice((16, 36, 92)),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": rng.random() < 0.3,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    if architecture in NO_HEAD_DIM:
+        del values["head_dim"]
+    for key, choices in OPTIONS[architecture].items():
+        by_layer = key in ("layer_types", "no_rope_layers")
+        values[key] = [rng.choice(choices) for _ in range(num_layers)] if by_layer else rng.choice(choices)
+    if not values.get("use_sliding_window", True):
+        values |= {"sliding_window": None, "layer_types": ["full_attention"] * num_layers}
+    if architecture not in NOT_ROTATED:
+        rope = {"rope_type": "default", "rope_theta": rng.choice((100.0, 10000.0))}
+        if "partial_rotary_factor" in values:
+            rope["partial_rotary_factor"] = values.pop("partial_rotary_factor")
+        values["rope_parameters"] = rope
+        if architecture in OWN_ROTATION:
+            linear = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
+            values["rope_parameters"] = {"sliding_attention": rope, "full_attention": linear}
+    if architecture == "OPTForCausalLM":
+        values["word_embed_proj_dim"] = values["hidden_size"]
+    return AutoConfig.for_model(MODEL_TYPES[architecture], **values)
+
+
+MODEL_TYPES = {architecture: kind for kind, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+MODEL_TYPES["Gemma3ForCausalLM"] = "gemma3_text"

@@ -1,0 +1,152 @@
+"""Notes rotation, writes to the KV cache, and attention; see recorder.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.cpu.notes import Notes
+from inflight_kernels.cpu.operations import DecodeAttention, Operation, PrefillAttention, RopeAndKvWrite
+from inflight_kernels.cpu.recorded_values import Unsupported
+from inflight_kernels.cpu.recording import CacheTensors
+
+
+class AttentionRecorder(Notes):
+    def rope_and_kv_write(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        q_norm_weight: Tensor | None = None,
+        k_norm_weight: Tensor | None = None,
+        norm_eps: float = 1e-6,
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
+        adjacent_pairs: bool = False,
+    ) -> Tensor:
+        head_dim = q.shape[2]
+        if positions is not self._batch.positions_T or slot_mapping is not self._batch.slots_T:
+            raise Unsupported("C++ rotates by the step's own positions and writes to its own cache slots only")
+        if (q_norm_weight is None) != (k_norm_weight is None):
+            raise Unsupported("C++ normalises either both queries and keys or neither of them")
+        cache = self._values.cache(k_cache, v_cache, head_dim, k_scale, v_scale)
+        if k.shape[1:] != k_cache.shape[2:] or v.shape[1:] != v_cache.shape[2:]:
+            raise Unsupported("the cache has other heads than the keys and values")
+        queries = self._values.read(q, "the queries")
+        self._note(
+            RopeAndKvWrite,
+            ("queries",),
+            queries=queries,
+            keys=self._values.read(k, "the keys"),
+            values=self._values.read(v, "the values"),
+            cache=cache,
+            num_heads=q.shape[1],
+            cos_sin=self._values.constant(cos_sin, "cos_sin", (*cos_sin.shape,), torch.float32),
+            rotary_dim=cos_sin.shape[1],
+            adjacent_pairs=int(adjacent_pairs),
+            query_norm=None if q_norm_weight is None else self._values.norm_weight(q_norm_weight, head_dim),
+            key_norm=None if k_norm_weight is None else self._values.norm_weight(k_norm_weight, head_dim),
+            norm_eps=norm_eps,
+        )
+        # In place: the result is where the queries were, which cannot be read any more.
+        for tensor in (q, k, v):
+            self._values.forget(tensor)
+        rotated = self._values.empty(*q.shape)
+        self._values.hold(rotated, queries)
+        return rotated
+
+    def decode_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        scale: float,
+        sliding_window: int = 0,
+        out: Tensor | None = None,
+        scratch: Tensor | None = None,
+        *,
+        table_rows: Tensor | None = None,
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
+        deterministic: bool = False,
+        soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        batch = self._batch
+        own = (block_table is batch.block_table, table_rows is batch.decode_rows_N, seq_lens is batch.decode_lens_N)
+        if not all(own):
+            raise Unsupported("C++ has decode attention to the step's own sequences only")
+        cache = self._values.cache(k_cache, v_cache, q.shape[2], k_scale, v_scale)
+        return self._attention(
+            DecodeAttention, 0, self._num_decodes, q, cache, scale, sliding_window, out, soft_cap, sinks
+        )
+
+    def prefill_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        max_query_len: int,
+        scale: float,
+        sliding_window: int = 0,
+        out: Tensor | None = None,
+        *,
+        table_rows: Tensor | None = None,
+        k_scale: float | Tensor = 1.0,
+        v_scale: float | Tensor = 1.0,
+        deterministic: bool = False,
+        soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        batch = self._batch
+        own = (block_table is batch.block_table, table_rows is batch.prefill_rows_P)
+        own += (query_start_loc is batch.prefill_starts, seq_lens is batch.prefill_lens_P)
+        if not all(own):
+            raise Unsupported("C++ has prefill attention to the step's own sequences only")
+        cache = self._values.cache(k_cache, v_cache, q.shape[2], k_scale, v_scale)
+        return self._attention(
+            PrefillAttention, self._num_decodes, self._num_tokens, q, cache, scale, sliding_window, out, soft_cap, sinks
+        )
+
+    def _attention(
+        self,
+        kind: type[Operation],
+        first: int,
+        end: int,
+        q: Tensor,
+        cache: CacheTensors,
+        scale: float,
+        sliding_window: int,
+        out: Tensor | None,
+        soft_cap: float,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        if out is None or out.shape != q.shape:
+            raise Unsupported("C++ writes the results of decode and prefill attention into one tensor")
+        rows = (first, end)
+        queries, num_heads = self._values.read(q, "the queries", rows), q.shape[1]
+        self._values.check_rows(out, "the result of attention", rows)
+        written = self._values.find(out) or self._values.write(out)
+        self._note(
+            kind,
+            ("out",),
+            queries=queries,
+            out=written,
+            cache=cache,
+            num_heads=num_heads,
+            sliding_window=sliding_window,
+            scale=scale,
+            soft_cap=soft_cap,
+            sinks=self._values.optional(sinks, "the sinks of attention", (num_heads,), torch.float32),
+        )
+        return out

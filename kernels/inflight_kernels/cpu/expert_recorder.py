@@ -1,0 +1,101 @@
+"""Notes mixtures of experts; see recorder.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.activation.kinds import Activation
+from inflight_kernels.cpu.batch import Batch
+from inflight_kernels.cpu.notes import Notes
+from inflight_kernels.cpu.operations import Experts
+from inflight_kernels.cpu.recorded_values import STEP, Unsupported, storage_of
+from inflight_kernels.cpu.recording import Field
+from inflight_kernels.matmul.weight_formats import BlockScaledWeight
+from inflight_kernels.moe import ExpertWeights
+from inflight_kernels.moe.routing import Routing
+
+
+@dataclass(frozen=True, slots=True)
+class _Routed:
+    """What a router has chosen."""
+
+    weights: Tensor
+    experts: Tensor
+    fields: Mapping[str, Field]
+    """Of `Experts`: how it chose."""
+
+
+class ExpertRecorder(Notes):
+    def __init__(self, x: Tensor, batch: Batch, dtype: torch.dtype) -> None:
+        super().__init__(x, batch, dtype)
+        self._routed: dict[int, _Routed] = {}
+        """By storage of the chosen experts."""
+
+    def route_experts(
+        self, router_logits: Tensor, routing: Routing, bias: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Noted with the experts."""
+        num_experts = router_logits.shape[1]
+        if fault := routing.fault(num_experts):
+            raise Unsupported(fault)
+        weights, experts = (torch.empty((self._num_tokens, routing.num_chosen), device="meta") for _ in range(2))
+        fields: dict[str, Field] = {
+            "logits": self._values.read(router_logits, "the logits of a router"),
+            "num_experts": num_experts,
+            "num_chosen": routing.num_chosen,
+            "scores": routing.scores,
+            "group_score": routing.group_score,
+            "num_groups": routing.num_groups,
+            "num_chosen_groups": routing.num_chosen_groups,
+            "choice_bias": self._values.optional(bias, "the bias of a choice", (num_experts,), torch.float32),
+            "renormalizes": int(routing.renormalize),
+            "scale": routing.scale,
+        }
+        self._routed[storage_of(experts)] = _Routed(weights, experts, fields)
+        return weights, experts
+
+    def fused_moe(
+        self,
+        x: Tensor,
+        weights: Tensor,
+        experts: Tensor,
+        w_gate_up: ExpertWeights,
+        w_down: ExpertWeights,
+        out: Tensor | None = None,
+        deterministic: bool = False,
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+        activation: Activation = Activation.SILU,
+    ) -> Tensor:
+        routed = self._routed.get(storage_of(experts))
+        if routed is None or routed.weights is not weights or out is not None:
+            raise Unsupported("C++ computes experts that a router of the step has chosen only")
+        if isinstance(w_gate_up, BlockScaledWeight) or isinstance(w_down, BlockScaledWeight):
+            raise Unsupported("C++ has no operation for products of fp8")
+        num_experts, size, inner_size = w_down.shape
+        if num_experts != routed.fields["num_experts"]:
+            raise Unsupported(f"a router has logits of other experts than the {num_experts} that it chooses from")
+        if size % STEP:
+            raise Unsupported(f"experts have {size} features, which is not a multiple of {STEP}")
+        source = self._values.read(x, "the input of experts")
+        out, written = self._result(size)
+        shape, inner_width = (num_experts, 2 * inner_size, size), -(-inner_size // STEP) * STEP
+        self._note(
+            Experts,
+            ("out",),
+            x=source,
+            out=written,
+            gate_up=self._values.weight(w_gate_up, "gate and up of experts", shape, gated=True),
+            down=replace(self._values.weight(w_down, "down of experts", w_down.shape), num_inputs=inner_width),
+            gate_up_bias=self._bias(gate_up_bias, "a bias of gate and up", (num_experts, 2 * inner_size), gated=True),
+            down_bias=self._bias(down_bias, "a bias of down", (num_experts, size)),
+            activation=activation,
+            size=size,
+            inner_size=inner_width,
+            **routed.fields,
+        )
+        return out
