@@ -352,7 +352,7 @@ class TinyCheckpoint:
     def prompt(self, length: int, max_tokens: int, table: EmbeddingTable | None = None) -> tuple[list[int], list[int]]:
         """A prompt whose greedy continuation does not depend on rounding, and that continuation. With a `table` about
         half of its tokens are rows of that."""
-        for seed in range(20):
+        for seed in range(100):
             try:
                 prompt = make_prompt(length, seed, 0 if table is None else table.num_rows)
                 return prompt, self.expected(prompt, max_tokens, table)
