@@ -208,7 +208,10 @@ def _held_by(layer: Any) -> str:
     if isinstance(mlp, Experts):
         held = [mlp.gate_up_ECD, mlp.down_EDI]
     else:
-        held = [part.weight for part in (layer.attention.qkv, layer.attention.output, mlp.gate_up, mlp.down)]
+        held = [
+            part.weight
+            for part in (layer.branches[0].stateful.qkv, layer.branches[0].stateful.output, mlp.gate_up, mlp.down)
+        ]
     (word,) = set(map(_word, held))
     return word
 

@@ -101,7 +101,7 @@ def load(checkpoint: Path, dtype: str, others: dict[str, str]) -> LoadedEngine:
 def judge(engine: LoadedEngine, ids: list[int]) -> tuple[Tensor, Tensor]:
     """Of each token but the first: minus the logarithm of its probability; and the likeliest one in its place."""
     token_ids = torch.tensor(ids)
-    hidden = engine.decoder.forward(token_ids, engine.kv_cache.layers, prompt_metadata(len(ids)))
+    hidden = engine.decoder.forward(token_ids, engine.store.states, prompt_metadata(len(ids)))
     logits = engine.decoder.logits(hidden)[:-1].float()
     losses = -logits.log_softmax(-1).gather(1, token_ids[1:, None])[:, 0]
     return losses, logits.argmax(-1)

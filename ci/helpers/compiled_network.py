@@ -17,7 +17,7 @@ from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.models import network
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.runtime import loading
-from inflight.runtime.kv_cache import KVCache
+from inflight.runtime.state_store import StateStore
 from inflight_kernels.cpu import (
     Instruction,
     Instructions,
@@ -142,18 +142,18 @@ class Network:
     """One decoder and its cache, filled with a context that all of them share."""
 
     decoder: network.Network
-    cache: KVCache
+    cache: StateStore
     adapters: AdapterPlaces = field(default_factory=AdapterPlaces)
 
     @classmethod
     def load(cls, checkpoint: TinyCheckpoint, cpu_compile: str, dtype: str, **options: str) -> Network:
         engine = loading.load_engine(config_of(checkpoint, cpu_compile, dtype=dtype, **options), SingleRank())
-        return cls(engine.decoder, engine.kv_cache, engine.adapters)
+        return cls(engine.decoder, engine.store, engine.adapters)
 
     def fill_cache(self) -> None:
-        for number, layer in enumerate(self.cache.layers):
+        for number, layer in enumerate(self.cache.states):
             generator = torch.Generator().manual_seed(number)
-            for tensor in (layer.keys, layer.values):
+            for tensor in (layer["keys"], layer["values"]):
                 tensor.copy_(torch.randn(tensor.shape, generator=generator).bfloat16())
 
     @torch.inference_mode()
@@ -170,7 +170,7 @@ class Network:
         metadata = step.metadata(given)
         if slots is not None:
             metadata = replace(metadata, adapters_T=torch.tensor(slots, dtype=torch.int32))
-        return self.decoder.forward(self._token_ids(metadata), self.cache.layers, metadata)
+        return self.decoder.forward(self._token_ids(metadata), self.cache.states, metadata)
 
     @torch.inference_mode()
     def layers(self, step: Step, wanted: frozenset[int]) -> tuple[Tensor, dict[int, Tensor]]:
@@ -178,7 +178,7 @@ class Network:
         assert isinstance(self.decoder, network.LayeredNetwork)
         self.fill_cache()
         metadata = step.metadata()
-        return self.decoder.forward_layers(self._token_ids(metadata), self.cache.layers, metadata, wanted)
+        return self.decoder.forward_layers(self._token_ids(metadata), self.cache.states, metadata, wanted)
 
     @staticmethod
     def _token_ids(metadata: AttentionMetadata) -> Tensor:

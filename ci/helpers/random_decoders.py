@@ -15,7 +15,7 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.tensor_parallel import TensorParallelGroup
-from inflight.layers.attention import Attention, AttentionMetadata, LayerCache
+from inflight.layers.attention import Attention, AttentionMetadata
 from inflight.layers.decoder_layer import Branch, DecoderLayer
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mlp import GatedMLP
@@ -28,16 +28,16 @@ from inflight.models.compiled import compile_network
 from inflight.models.decoder import Decoder
 from inflight.models.decoder_loading import num_local_kv_heads
 from inflight.models.network import Network
-from inflight.runtime.kv_cache import KVCache, KVCacheShape
+from inflight.runtime.state_store import StateShape, StateStore
 
 ALONE = TensorParallelGroup()
 FP8_SCALES = (0.3, 0.07)
 """Of keys and values: no power of two, so that a scale that is left out changes bits."""
 
 
-def compile_alone(decoder: Decoder, cache: KVCache, group: TensorParallelGroup = ALONE) -> Network:
+def compile_alone(decoder: Decoder, cache: StateStore, group: TensorParallelGroup = ALONE) -> Network:
     groups = ParallelGroups(tensor=group)
-    return compile_network(EngineConfig(cpu_compile="true"), decoder, cache.layers, torch.device("cpu"), groups)
+    return compile_network(EngineConfig(cpu_compile="true"), decoder, cache.states, torch.device("cpu"), groups)
 
 
 class DecoderOnRanks:
@@ -63,9 +63,9 @@ class DecoderOnRanks:
             self._networks = self._on_each(lambda rank: compile_alone(*parts[rank], groups[rank]))
 
     @property
-    def cache_layers(self) -> list[LayerCache]:
+    def kept_tensors(self) -> list[Tensor]:
         """Of all ranks."""
-        return [layer for cache in self._caches for layer in cache.layers]
+        return [tensor for cache in self._caches for tensor in cache.block_tensors]
 
     def hidden(self, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
         """(T, D), the same bits on all ranks."""
@@ -77,7 +77,7 @@ class DecoderOnRanks:
 
     @torch.inference_mode()
     def _forward(self, rank: int, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
-        return self._networks[rank].forward(token_ids_T, self._caches[rank].layers, metadata)
+        return self._networks[rank].forward(token_ids_T, self._caches[rank].states, metadata)
 
     def _same(self, compute: Callable[[int], Tensor]) -> Tensor:
         first, *others = self._on_each(compute)
@@ -106,7 +106,7 @@ def random_decoder(
     *,
     deterministic: bool = False,
     kv_dtype: torch.dtype | None = None,
-) -> tuple[Decoder, KVCache]:
+) -> tuple[Decoder, StateStore]:
     """Two layers; the second has a window and other sizes. The same numbers for every type, those of bfloat16, and on
     every rank a part of those of one rank. `kv_dtype`: of the cache, of which FP8_SCALES divide fp8; None = `dtype`."""
     k_scale, v_scale = FP8_SCALES if kv_dtype == torch.float8_e4m3fn else (1.0, 1.0)
@@ -165,7 +165,7 @@ def random_decoder(
             down=rows(part(random(hidden, inner, scale=0.1), 1)),
         )
         return DecoderLayer(
-            branches=(Branch(norm=input_norm, part=attention), Branch(norm=post_attention_norm, part=mlp))
+            branches=(Branch(norm=input_norm, stateful=attention), Branch(norm=post_attention_norm, part=mlp))
         )
 
     decoder = Decoder(
@@ -176,8 +176,8 @@ def random_decoder(
         hidden_size=hidden,
         dtype=dtype,
     )
-    shape = KVCacheShape(layers=decoder.cache_specs, block_size=BLOCK_SIZE)
-    return decoder, KVCache(shape, 1200, torch.device("cpu"))
+    shape = StateShape(specs=decoder.state_specs, block_size=BLOCK_SIZE)
+    return decoder, StateStore(shape, 1200, torch.device("cpu"))
 
 
 HEADS = [

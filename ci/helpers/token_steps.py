@@ -39,9 +39,8 @@ class Sequences:
 
     def __init__(self, decoder: DecoderOnRanks, lengths: Sequence[int]) -> None:
         self._decoder = decoder
-        for layer in decoder.cache_layers:
-            layer.keys.zero_()
-            layer.values.zero_()
+        for tensor in decoder.kept_tensors:
+            tensor.zero_()
         generator = torch.Generator().manual_seed(5)
         self._tokens = [torch.randint(0, 203, (length,), generator=generator) for length in lengths]
         self._width = -(-max(lengths) // BLOCK_SIZE)
@@ -79,7 +78,7 @@ class Sequences:
     def cached(self, sequence: int) -> list[Tensor]:
         """The bytes that each layer has stored, of every rank."""
         blocks = self._table[sequence].long()
-        tensors = [tensor for layer in self._decoder.cache_layers for tensor in layer.tensors]
+        tensors = self._decoder.kept_tensors
         return [tensor.view(torch.uint8)[blocks] for tensor in tensors]
 
 

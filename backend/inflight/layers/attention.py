@@ -6,7 +6,6 @@ A step's tokens are N decodes, one token each, then the chunks of P prefills; th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,9 +13,11 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight.layers.given_embeddings import GivenEmbeddings
+from inflight.layers.state import LayerState, StateSpec, TensorSpec, Unit
+from inflight_kernels.recurrent.step_sequences import StepSequences
 
-Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Makes a tensor of a shape and dtype."""
+KEYS, VALUES, K_SCALES, V_SCALES = "keys", "values", "k_scales", "v_scales"
+"""Names of what attention keeps, see KeyValueCache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,13 @@ class AttentionMetadata:
     """Embeddings that requests bring for some of the tokens; None = for none."""
     adapters_T: Tensor | None = None
     """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""
+    sequences: StepSequences | None = None
+    """For layers that keep a state for each sequence; None = there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheSpec:
-    """What one layer stores for each token: a key and a value for each key/value head of this rank."""
+class KeyValueSpec:
+    """What attention keeps for each token: a key and a value for each key/value head of this rank."""
 
     num_kv_heads: int
     head_dim: int
@@ -65,14 +68,21 @@ class CacheSpec:
     """Last keys that a token sees, itself included; 0 = all."""
 
     @property
-    def token_bytes(self) -> int:
-        """What a token takes, scales included."""
-        scale_bytes = torch.float32.itemsize if self.dtype == torch.int8 else 0
-        return 2 * self.num_kv_heads * (self.head_dim * self.dtype.itemsize + scale_bytes)
+    def state_spec(self) -> StateSpec:
+        shape = (self.num_kv_heads, self.head_dim)
+        tensors = [TensorSpec(name, shape, self.dtype) for name in (KEYS, VALUES)]
+        if self.dtype == torch.int8:
+            tensors += [TensorSpec(name, shape[:1], torch.float32) for name in (K_SCALES, V_SCALES)]
+        return StateSpec(
+            unit=Unit.BLOCK,
+            tensors=tuple(tensors),
+            window=self.sliding_window,
+            scales=(self.k_scale, self.v_scale),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCache:
+class KeyValueCache:
     """Keys / k_scale and values / v_scale of one layer: two tensors (num_blocks, block_size, K, E)."""
 
     keys: Tensor
@@ -82,20 +92,14 @@ class LayerCache:
     v_scale: float | Tensor = 1.0
 
     @classmethod
-    def of(cls, spec: CacheSpec, num_blocks: int, block_size: int, zeros: Zeros) -> LayerCache:
-        size = (num_blocks, block_size, spec.num_kv_heads)
-        keys, values = (zeros((*size, spec.head_dim), spec.dtype) for _ in range(2))
-        if spec.dtype != torch.int8:
-            return cls(keys=keys, values=values, k_scale=spec.k_scale, v_scale=spec.v_scale)
-        k_scale, v_scale = (zeros(size, torch.float32) for _ in range(2))
-        return cls(keys=keys, values=values, k_scale=k_scale, v_scale=v_scale)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that it holds of blocks, which are their first dimension: keys, values, and their scales if they have
-        any."""
-        scales = (scale for scale in (self.k_scale, self.v_scale) if isinstance(scale, Tensor))
-        return (self.keys, self.values, *scales)
+    def of(cls, state: LayerState, k_scale: float = 1.0, v_scale: float = 1.0) -> KeyValueCache:
+        """The scales count where the state holds none."""
+        return cls(
+            keys=state[KEYS],
+            values=state[VALUES],
+            k_scale=state.get(K_SCALES, k_scale),
+            v_scale=state.get(V_SCALES, v_scale),
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -111,7 +115,7 @@ class Attention:
     cos_sin: Tensor
     """float32 (positions, rotated elements of a head), see rotary.py."""
     dtype: torch.dtype
-    """Of the keys and values in the cache, see CacheSpec; so are the scales."""
+    """Of the keys and values in the cache, see KeyValueSpec; so are the scales."""
     k_scale: float = 1.0
     v_scale: float = 1.0
     q_norm: Tensor | None = None
@@ -129,9 +133,8 @@ class Attention:
     """float32, one more logit in each head's softmax, of a key without a value."""
 
     @property
-    def cache_spec(self) -> CacheSpec:
-        """What it stores for each token."""
-        return CacheSpec(
+    def state_spec(self) -> StateSpec:
+        spec = KeyValueSpec(
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             dtype=self.dtype,
@@ -139,9 +142,11 @@ class Attention:
             v_scale=self.v_scale,
             sliding_window=self.sliding_window,
         )
+        return spec.state_spec
 
-    def __call__(self, qkv_TC: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
+    def __call__(self, qkv_TC: Tensor, state: LayerState, metadata: AttentionMetadata) -> Tensor:
         """(T, (H + 2K) * E) to (T, H * E). Writes this step's keys and values to the cache first."""
+        cache = KeyValueCache.of(state, self.k_scale, self.v_scale)
         first_key, first_value = self.num_heads * self.head_dim, (self.num_heads + self.num_kv_heads) * self.head_dim
         q_TQ, k_TK, v_TK = qkv_TC[:, :first_key], qkv_TC[:, first_key:first_value], qkv_TC[:, first_value:]
         if self.norms_all_heads:
@@ -188,7 +193,7 @@ class Attention:
 
 def attend(
     q_THE: Tensor,
-    cache: LayerCache,
+    cache: KeyValueCache,
     metadata: AttentionMetadata,
     scale: float,
     sliding_window: int,

@@ -12,29 +12,32 @@ Legend: T tokens, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from inflight.layers.attention import AttentionMetadata, LayerCache
+from inflight.layers.attention import AttentionMetadata
 from inflight.layers.norm import Norm
-from inflight.layers.part import Part
-from inflight.layers.self_attention import SelfAttention
+from inflight.layers.part import Part, StatefulPart
+from inflight.layers.state import LayerState, StateSpec
 
 
 @dataclass(slots=True, kw_only=True)
 class Branch:
     norm: Norm[Any]
-    part: SelfAttention | Part[Any]
-    """Takes what `norm` gives."""
+    part: Part[Any] | None = None
+    """Takes what `norm` gives; so does a part with a state, which stands in `stateful` instead."""
+    stateful: StatefulPart[Any] | None = None
     norm_after: Norm[Tensor] | None = None
 
-    def __call__(self, normed_TD: Any, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        if isinstance(self.part, SelfAttention):
-            output_TD = self.part(normed_TD, cache, metadata)
+    def __call__(self, normed_TD: Any, states: Iterator[LayerState], metadata: AttentionMetadata) -> Tensor:
+        """`states`: the next is its own, if it has one."""
+        if self.stateful is not None:
+            output_TD = self.stateful(normed_TD, next(states), metadata)
         else:
+            assert self.part is not None, "a branch without a part"
             output_TD = self.part(normed_TD, metadata)
         return output_TD if self.norm_after is None else self.norm_after(output_TD, metadata)
 
@@ -42,7 +45,6 @@ class Branch:
 @dataclass(slots=True, kw_only=True)
 class DecoderLayer:
     branches: Sequence[Branch]
-    """One of them is attention."""
     is_parallel: bool = False
     """Whether all read the stream that the layer begins with; else each one reads what those before it have added."""
 
@@ -52,21 +54,23 @@ class DecoderLayer:
         return self.branches[0].norm
 
     @property
-    def attention(self) -> SelfAttention:
-        return next(branch.part for branch in self.branches if isinstance(branch.part, SelfAttention))
+    def state_specs(self) -> tuple[StateSpec, ...]:
+        """Of the branches that keep a state, in their order."""
+        return tuple(branch.stateful.state_spec for branch in self.branches if branch.stateful is not None)
 
     def __call__(
-        self, normed_TD: Any, stream_TD: Tensor, cache: LayerCache, metadata: AttentionMetadata
+        self, normed_TD: Any, stream_TD: Tensor, states: Iterator[LayerState], metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
-        """(output of this layer, residual to add it to) for the residual stream and what `norm` makes of it."""
+        """(output of this layer, residual to add it to) for the residual stream and what `norm` makes of it. Takes as
+        many `states` as it has `state_specs`."""
         first, *others = self.branches
-        output_TD = first(normed_TD, cache, metadata)
+        output_TD = first(normed_TD, states, metadata)
         for branch in others:
             if self.is_parallel:
                 # Those that share a norm read the same.
                 own_TD = normed_TD if branch.norm is first.norm else branch.norm(stream_TD, metadata)
-                output_TD = output_TD + branch(own_TD, cache, metadata)
+                output_TD = output_TD + branch(own_TD, states, metadata)
             else:
                 normed_TD, stream_TD = branch.norm.add(output_TD, stream_TD, metadata)
-                output_TD = branch(normed_TD, cache, metadata)
+                output_TD = branch(normed_TD, states, metadata)
         return output_TD, stream_TD

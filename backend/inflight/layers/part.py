@@ -1,4 +1,4 @@
-"""The interface of the parts that a network is composed of, and a part that scales another one's output.
+"""The interfaces of the parts that a network is composed of, and a part that scales another one's output.
 
 Legend: T tokens, X and Y features.
 """
@@ -13,6 +13,7 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight.layers.attention import AttentionMetadata
+from inflight.layers.state import LayerState, StateSpec
 
 Features = TypeVar("Features", contravariant=True)
 """Of tokens: a tensor, or what else the part before gives (fp8.py)."""
@@ -22,12 +23,22 @@ class Part(Protocol[Features]):
     """Computes each token's features from its own features.
 
     Every part is called with the step's metadata, so that one whose computation depends on the request of each token
-    (an adapter, say) fits in the place of one whose computation does not. A part that needs more than the token's
-    features, like attention, takes it between the two arguments.
+    (an adapter, say) fits in the place of one whose computation does not.
     """
 
     def __call__(self, x_TX: Features, metadata: AttentionMetadata, /) -> Tensor:
         """(T, X), or token ids (T,), to (T, Y)."""
+        ...
+
+
+class StatefulPart(Protocol[Features]):
+    """Computes each token's features from those of its sequence's tokens up to it, of which it keeps a state."""
+
+    @property
+    def state_spec(self) -> StateSpec: ...
+
+    def __call__(self, x_TX: Features, state: LayerState, metadata: AttentionMetadata, /) -> Tensor:
+        """(T, X) to (T, Y). Takes this step's tokens into `state`."""
         ...
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from inflight.layers.attention import Attention, AttentionMetadata, LayerCache
+from inflight.layers.attention import Attention, AttentionMetadata
 from inflight.layers.part import Part
+from inflight.layers.state import LayerState, StateSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,6 +21,10 @@ class SelfAttention:
     attention: Attention
     output: Part[Tensor]
 
-    def __call__(self, hidden_TD: Any, cache: LayerCache, metadata: AttentionMetadata) -> Tensor:
-        """(T, D), or what a norm makes of it, to (T, D). Writes this step's keys and values into `cache`."""
-        return self.output(self.attention(self.qkv(hidden_TD, metadata), cache, metadata), metadata)
+    @property
+    def state_spec(self) -> StateSpec:
+        return self.attention.state_spec
+
+    def __call__(self, hidden_TD: Any, state: LayerState, metadata: AttentionMetadata) -> Tensor:
+        """See StatefulPart."""
+        return self.output(self.attention(self.qkv(hidden_TD, metadata), state, metadata), metadata)

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
-from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
+from inflight.layers.attention import AttentionMetadata
 from inflight.layers.given_embeddings import GivenEmbeddings
+from inflight.layers.state import LayerState, StateSpec
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
@@ -42,7 +44,7 @@ logger = logging.getLogger(__name__)
 class CompiledNetwork:
     """See LayeredNetwork."""
 
-    cache_specs: tuple[CacheSpec, ...]
+    state_specs: tuple[StateSpec, ...]
     sum_order: str
     """See EngineDescription."""
     hidden_states: Program
@@ -56,16 +58,16 @@ class CompiledNetwork:
     activations: str = ""
     """See EngineDescription."""
 
-    def forward(self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
-        """See Network; `caches` are those that it was compiled for."""
+    def forward(self, x_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata) -> Tensor:
+        """See Network; `states` are those that it was compiled for."""
         return self.hidden_states(x_T, self._batch(x_T, metadata))
 
     @property
     def num_layers(self) -> int:
-        return len(self.cache_specs)
+        return len(self.by_layer) - (self.head is not None)
 
     def forward_layers(
-        self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
+        self, x_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata, wanted: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """See LayeredNetwork."""
         batch, outputs = self._batch(x_T, metadata), {}
@@ -114,7 +116,7 @@ def keeps_codes(config: EngineConfig, model: ModelConfig, device: torch.device, 
 def compile_network(
     config: EngineConfig,
     network: Network,
-    caches: Sequence[LayerCache],
+    states: Sequence[LayerState],
     device: torch.device,
     groups: ParallelGroups,
     weights: WeightMemory | None = None,
@@ -130,7 +132,7 @@ def compile_network(
     started = time.monotonic()
     prepared, level, reason = None, logging.INFO, "another rank cannot compute in C++"
     try:
-        prepared = _prepare(config, network, caches, device, groups.tensor)
+        prepared = _prepare(config, network, states, device, groups.tensor)
     except Unsupported as unsupported:
         reason = str(unsupported)
     except cpu.LibraryUnavailable as unavailable:
@@ -164,7 +166,7 @@ def compile_network(
         f", of activations that are quantised to {activations}" if activations else "",
     )
     return CompiledNetwork(
-        cache_specs=network.cache_specs,
+        state_specs=network.state_specs,
         sum_order=library.sum_order,
         hidden_states=hidden_states,
         head=head,
@@ -192,12 +194,12 @@ class Recordings:
 def _prepare(
     config: EngineConfig,
     network: Network,
-    caches: Sequence[LayerCache],
+    states: Sequence[LayerState],
     device: torch.device,
     group: TensorParallelGroup,
 ) -> tuple[NativeLibrary, Recordings]:
     """Raises Unsupported or LibraryUnavailable."""
-    recordings = record_network(network, caches, device, group)
+    recordings = record_network(network, states, device, group)
     library = cpu.load_library(recordings.hidden_states.dtype, order=cpu.Order(config.cpu_order))
     # Rows of one token may be padded to a full batch beside a step's other tokens.
     num_tokens = config.max_num_tokens + config.max_batch_size
@@ -211,7 +213,7 @@ def _prepare(
 
 
 def record_network(
-    network: Network, caches: Sequence[LayerCache], device: torch.device, group: TensorParallelGroup
+    network: Network, states: Sequence[LayerState], device: torch.device, group: TensorParallelGroup
 ) -> Recordings:
     """Raises Unsupported."""
     if not isinstance(network, Decoder):
@@ -224,17 +226,18 @@ def record_network(
         raise Unsupported(reason)
     dtype = network.dtype
 
-    def record(part: Decoder, caches: Sequence[LayerCache]) -> Recording:
-        return cpu.record(lambda x_T, batch: part.forward(x_T, caches, _metadata(batch)), part.input_size, dtype)
+    def record(part: Decoder, own: Sequence[LayerState]) -> Recording:
+        return cpu.record(lambda x_T, batch: part.forward(x_T, own, _metadata(batch)), part.input_size, dtype)
 
-    hidden_states, head = record(network, caches), None
+    hidden_states, head = record(network, states), None
     if network.head is not None:
         head = cpu.record(lambda hidden_BD, _: network.logits(hidden_BD), hidden_states.output_size, dtype)
-    of_layer = zip(network.by_layer(), [*([cache] for cache in caches), []], strict=False)
+    parts = network.by_layer()
+    borders = pairwise(accumulate((len(part.state_specs) for part in parts), initial=0))
     return Recordings(
         hidden_states=hidden_states,
         head=head,
-        by_layer=tuple(record(part, own) for part, own in of_layer),
+        by_layer=tuple(record(part, states[first:end]) for part, (first, end) in zip(parts, borders, strict=True)),
         first_layer=network.first_layer,
     )
 

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
+from inflight.layers.attention import AttentionMetadata
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.norm import Norm
 from inflight.layers.part import Part
+from inflight.layers.state import LayerState, StateSpec
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
 
 
@@ -38,33 +39,33 @@ class Decoder:
     """Of the activations."""
 
     @property
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
+    def state_specs(self) -> tuple[StateSpec, ...]:
         """See Network."""
-        return tuple(layer.attention.attention.cache_spec for layer in self.layers)
+        return tuple(spec for layer in self.layers for spec in layer.state_specs)
 
     @property
     def input_size(self) -> int | None:
         """D, if its input is the residual stream; None = token ids."""
         return None if self.embedding is not None else self.hidden_size
 
-    def forward(self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
-        """Hidden states (T, D) after the last norm, or the residual stream. Writes this step's keys and values into
-        `caches`."""
-        return self.forward_layers(x_T, caches, metadata, frozenset())[0]
+    def forward(self, x_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata) -> Tensor:
+        """Hidden states (T, D) after the last norm, or the residual stream; see Network."""
+        return self.forward_layers(x_T, states, metadata, frozenset())[0]
 
     @property
     def num_layers(self) -> int:
         return len(self.layers)
 
     def forward_layers(
-        self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
+        self, x_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata, wanted: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """See LayeredNetwork."""
         norms = [*(layer.norm for layer in self.layers), self.norm]
         normed_TD, stream_TD = self._begin(x_T, norms[0], metadata)
         outputs: dict[int, Tensor] = {}
-        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
-            output_TD, residual_TD = layer(normed_TD, stream_TD, cache, metadata)
+        of_parts = iter(states)
+        for number, layer in enumerate(self.layers):
+            output_TD, residual_TD = layer(normed_TD, stream_TD, of_parts, metadata)
             normed_TD, stream_TD = norms[number + 1].add(output_TD, residual_TD, metadata)
             if self.first_layer + number in wanted:
                 outputs[self.first_layer + number] = stream_TD

@@ -209,7 +209,7 @@ def _load_attention(
     )
     return Branch(
         norm=norm,
-        part=SelfAttention(qkv=qkv, attention=attention, output=_scaled(output, family.residual_multiplier)),
+        stateful=SelfAttention(qkv=qkv, attention=attention, output=_scaled(output, family.residual_multiplier)),
         norm_after=_norm_after(config, loader, tensors.norm_after, prefix),
     )
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from inflight.layers.attention import CacheSpec
+from inflight.layers.attention import KeyValueSpec
 
 INSPECTED_ATTENTION = "inflight-inspection"
 NUM_TOKENS = 7
@@ -38,13 +38,13 @@ class Unfit(Exception):
 class Findings:
     backbone: str
     """Dotted name of the submodule that computes hidden states."""
-    cache_specs: tuple[CacheSpec, ...]
+    specs: tuple[KeyValueSpec, ...]
 
 
 @dataclass(slots=True)
 class _Inspection:
     max_seq_len: int
-    specs: dict[int, CacheSpec] = field(default_factory=dict)
+    specs: dict[int, KeyValueSpec] = field(default_factory=dict)
     modules: list[nn.Module] = field(default_factory=list)
     """Attention modules, in the order of their calls."""
     windows: list[int] = field(default_factory=list)
@@ -93,7 +93,7 @@ def inspect_network(network: Any, max_seq_len: int, device: torch.device) -> Fin
     return Findings(names[0], _specs_of_layers(inspection.specs, network.config.num_hidden_layers))
 
 
-def _specs_of_layers(specs: Mapping[int, CacheSpec], num_layers: int) -> tuple[CacheSpec, ...]:
+def _specs_of_layers(specs: Mapping[int, KeyValueSpec], num_layers: int) -> tuple[KeyValueSpec, ...]:
     missing = sorted(set(range(num_layers)) - set(specs))
     if missing:
         layers = "its layers" if len(missing) == num_layers else f"its layers {', '.join(map(str, missing))}"
@@ -183,7 +183,7 @@ def _inspected_attention(
         raise Unfit(f"its layer {layer} attends more than once")
     _refuse_other_attention(module, query, key, value, arguments)
     inspection.modules.append(module)
-    inspection.specs[layer] = CacheSpec(
+    inspection.specs[layer] = KeyValueSpec(
         num_kv_heads=key.shape[1],
         head_dim=key.shape[-1],
         dtype=key.dtype,

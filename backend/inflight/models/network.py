@@ -10,19 +10,20 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
+from inflight.layers.attention import AttentionMetadata
+from inflight.layers.state import LayerState, StateSpec
 
 
 class Network(Protocol):
-    """One rank's network. It has no state between steps except the caches, which the caller owns."""
+    """One rank's network. It has no state between steps except the one that the caller owns."""
 
     @property
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """One spec for each cache that `forward` takes, in the same order. Layers may differ."""
+    def state_specs(self) -> tuple[StateSpec, ...]:
+        """One spec for each state that `forward` takes, in the same order: of every part that keeps one."""
         ...
 
-    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, /) -> Tensor:
-        """Hidden states (T, D), ready for `logits`. Writes this step's keys and values into `caches`."""
+    def forward(self, token_ids_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata, /) -> Tensor:
+        """Hidden states (T, D), ready for `logits`. Takes this step's tokens into `states`."""
         ...
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
@@ -38,7 +39,7 @@ class LayeredNetwork(Network, Protocol):
     def num_layers(self) -> int: ...
 
     def forward_layers(
-        self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int], /
+        self, token_ids_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata, wanted: frozenset[int], /
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """What `forward` gives, and by number the outputs (T, D) of the `wanted` layers: what the next one begins with,
         equal on every rank."""

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from inflight.distributed.pipeline import PipelineGroup
 from inflight.errors import ConfigurationError
-from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
+from inflight.layers.attention import AttentionMetadata
+from inflight.layers.state import LayerState, StateSpec
 from inflight.models.network import LayeredNetwork, Network
 
 
@@ -45,16 +46,16 @@ class PipelineStage:
     dtype: torch.dtype
 
     @property
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
+    def state_specs(self) -> tuple[StateSpec, ...]:
         """Of this stage's layers."""
-        return self.network.cache_specs
+        return self.network.state_specs
 
-    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
+    def forward(self, token_ids_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata) -> Tensor:
         """See Network. Ready for `logits` in the last stage only."""
-        return self.forward_layers(token_ids_T, caches, metadata, frozenset())[0]
+        return self.forward_layers(token_ids_T, states, metadata, frozenset())[0]
 
     def forward_layers(
-        self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
+        self, token_ids_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata, wanted: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """See LayeredNetwork. The outputs of all wanted layers come out of the last stage only."""
         x_T, outputs = token_ids_T, {}
@@ -63,7 +64,7 @@ class PipelineStage:
             shape = (1 + len(earlier), len(token_ids_T), self.hidden_size)
             x_T, *found = self.group.receive(shape, self.dtype, token_ids_T.device).unbind(0)
             outputs = dict(zip(earlier, found, strict=True))
-        hidden_TD, own = self._run(x_T, caches, metadata, wanted.intersection(self.layers))
+        hidden_TD, own = self._run(x_T, states, metadata, wanted.intersection(self.layers))
         outputs |= own
         if not self.group.is_last:
             self.group.send(torch.stack([hidden_TD, *(outputs[number] for number in sorted(outputs))]))
@@ -74,9 +75,9 @@ class PipelineStage:
         return self.network.logits(hidden_BD)
 
     def _run(
-        self, x_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata, wanted: frozenset[int]
+        self, x_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata, wanted: frozenset[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
         if not wanted:
-            return self.network.forward(x_T, caches, metadata), {}
+            return self.network.forward(x_T, states, metadata), {}
         assert isinstance(self.network, LayeredNetwork), "a layer that is not offered was not refused"
-        return self.network.forward_layers(x_T, caches, metadata, wanted)
+        return self.network.forward_layers(x_T, states, metadata, wanted)

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache
+from inflight.layers.attention import AttentionMetadata
 from inflight.layers.given_embeddings import GivenEmbeddings
+from inflight.layers.state import LayerState, StateSpec
 from inflight.models.inspection import Unfit, try_token_ids
 from inflight.models.transformers_decoder import PAGED_ATTENTION, TransformersDecoder
 
@@ -43,7 +44,7 @@ def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, d
     """Compare the logits of two short sequences, computed in chunks and in one batch, with those of the class's own
     attention. Raises Unfit.
 
-    This reveals a network that keeps state outside the caches, or that depends on a token's index in the row.
+    This reveals a network that keeps state outside the states, or that depends on a token's index in the row.
     """
     first, second = (min(length, max_seq_len) for length in LENGTHS)
     sequences = [try_token_ids(network, length, device) for length in (first, second)]
@@ -51,7 +52,7 @@ def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, d
     expected = [network(input_ids=ids, use_cache=False).logits[0].float() for ids in sequences]
     network.set_attn_implementation(PAGED_ATTENTION)
     blocks = -(-LENGTHS[0] // BLOCK_SIZE)
-    caches = [_cache(spec, blocks * len(sequences), device) for spec in decoder.cache_specs]
+    states = [_state(spec, blocks * len(sequences), device) for spec in decoder.state_specs]
     table = torch.arange(blocks * len(sequences), dtype=torch.int32, device=device).view(len(sequences), blocks)
     errors: list[Tensor] = []
     for decodes, prefills in (
@@ -60,14 +61,14 @@ def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, d
     ):
         chunks = [*decodes, *prefills]
         token_ids_T = torch.cat([sequences[chunk.sequence][0, chunk.start : chunk.end] for chunk in chunks])
-        hidden_TD = decoder.forward(token_ids_T, caches, _metadata(decodes, prefills, table))
+        hidden_TD = decoder.forward(token_ids_T, states, _metadata(decodes, prefills, table))
         logits_TV = decoder.logits(hidden_TD).float()
         expected_TV = torch.cat([expected[chunk.sequence][chunk.start : chunk.end] for chunk in chunks])
         if logits_TV.shape != expected_TV.shape:
             raise Unfit(f"its head returns logits of shape {tuple(logits_TV.shape)} for {len(expected_TV)} tokens")
         errors.append((logits_TV - expected_TV).norm(dim=1) / expected_TV.norm(dim=1))
     error = float(torch.cat(errors).median())
-    if not error < TOLERANCE.get(decoder.cache_specs[0].dtype, HALF_TOLERANCE):
+    if not error < TOLERANCE.get(decoder.specs[0].dtype, HALF_TOLERANCE):
         raise Unfit(
             f"with paged attention its logits are off by {error:.0%}: it keeps state or mixes tokens outside attention"
         )
@@ -82,23 +83,22 @@ def find_embedding_size(network: Any, decoder: TransformersDecoder, max_seq_len:
     """
     length = min(LENGTHS[0], max_seq_len)
     token_ids_T = try_token_ids(network, length, device)[0]
-    caches = [_cache(spec, -(-length // BLOCK_SIZE), device) for spec in decoder.cache_specs]
-    metadata = _metadata([], [_Chunk(0, 0, length)], torch.arange(len(caches[0].keys), device=device).int()[None])
-    expected_TD = decoder.forward(token_ids_T, caches, metadata)
+    num_blocks = -(-length // BLOCK_SIZE)
+    states = [_state(spec, num_blocks, device) for spec in decoder.state_specs]
+    metadata = _metadata([], [_Chunk(0, 0, length)], torch.arange(num_blocks, device=device).int()[None])
+    expected_TD = decoder.forward(token_ids_T, states, metadata)
     try:
         rows_TE = decoder.embedding(token_ids_T)
         given = GivenEmbeddings(places_G=torch.arange(length, device=device), rows_GD=rows_TE.float())
-        found_TD = decoder.forward(torch.zeros_like(token_ids_T), caches, replace(metadata, given=given))
+        found_TD = decoder.forward(torch.zeros_like(token_ids_T), states, replace(metadata, given=given))
     except Exception as error:  # whatever the class raises
         logger.info("the network takes no embeddings: %s", error)
         return 0
     return int(rows_TE.shape[1]) if torch.equal(found_TD, expected_TD) else 0
 
 
-def _cache(spec: CacheSpec, num_blocks: int, device: torch.device) -> LayerCache:
-    return LayerCache.of(
-        spec, num_blocks, BLOCK_SIZE, lambda size, dtype: torch.zeros(size, dtype=dtype, device=device)
-    )
+def _state(spec: StateSpec, num_blocks: int, device: torch.device) -> LayerState:
+    return spec.allocate(num_blocks, BLOCK_SIZE, lambda size, dtype: torch.zeros(size, dtype=dtype, device=device))
 
 
 def _metadata(decodes: list[_Chunk], prefills: list[_Chunk], block_table: Tensor) -> AttentionMetadata:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 import inflight_kernels
-from inflight.layers.attention import AttentionMetadata, CacheSpec, LayerCache, attend
+from inflight.layers.attention import AttentionMetadata, KeyValueCache, KeyValueSpec, attend
+from inflight.layers.state import LayerState, StateSpec
 
 PAGED_ATTENTION = "inflight"
 """Name of our attention in transformers. No mask function is registered under it, so transformers creates no mask."""
@@ -32,8 +33,8 @@ PAGED_ATTENTION = "inflight"
 class Step:
     """What the attention function needs while a network runs."""
 
-    specs: Sequence[CacheSpec]
-    caches: Sequence[LayerCache]
+    specs: Sequence[KeyValueSpec]
+    states: Sequence[LayerState]
     metadata: AttentionMetadata
     cos_sin: Tensor
     """float32 (1, 2R), a rotation by the angle 0: the layers rotate queries and keys themselves."""
@@ -50,7 +51,8 @@ arguments."""
 class TransformersDecoder:
     """See Network."""
 
-    cache_specs: tuple[CacheSpec, ...]
+    specs: tuple[KeyValueSpec, ...]
+    """Of each layer."""
     backbone: nn.Module
     """Token ids to hidden states."""
     head: nn.Module
@@ -69,7 +71,7 @@ class TransformersDecoder:
         cls,
         network: PreTrainedModel,
         backbone: str,
-        specs: tuple[CacheSpec, ...],
+        specs: tuple[KeyValueSpec, ...],
         max_seq_len: int,
         device: torch.device,
     ) -> TransformersDecoder:
@@ -78,7 +80,7 @@ class TransformersDecoder:
         network.set_attn_implementation(PAGED_ATTENTION)
         pairs = min(spec.head_dim for spec in specs) // 2
         return cls(
-            cache_specs=specs,
+            specs=specs,
             backbone=network.get_submodule(backbone),
             head=make_head(network, backbone),
             last_position=max_seq_len - 1,
@@ -86,11 +88,16 @@ class TransformersDecoder:
             embedding=network.get_input_embeddings(),
         )
 
-    def forward(self, token_ids_T: Tensor, caches: Sequence[LayerCache], metadata: AttentionMetadata) -> Tensor:
+    @property
+    def state_specs(self) -> tuple[StateSpec, ...]:
+        """See Network."""
+        return tuple(spec.state_spec for spec in self.specs)
+
+    def forward(self, token_ids_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata) -> Tensor:
         """See Network."""
         step = Step(
-            specs=self.cache_specs,
-            caches=caches,
+            specs=self.specs,
+            states=states,
             metadata=metadata,
             cos_sin=self.cos_sin,
             no_positions_T=torch.zeros_like(metadata.positions_T),
@@ -131,7 +138,8 @@ def paged_attention(
     """
     step = _STEP.get()
     layer: Any = module.layer_idx
-    cache = step.caches[layer]
+    spec = step.specs[layer]
+    cache = KeyValueCache.of(step.states[layer], spec.k_scale, spec.v_scale)
     # The layer has rotated its queries and keys already.
     q_THE = inflight_kernels.rope_and_kv_write(
         query[0].transpose(0, 1),
@@ -151,7 +159,7 @@ def paged_attention(
         cache,
         step.metadata,
         scale,
-        step.specs[layer].sliding_window,
+        spec.sliding_window,
         soft_cap=softcap or 0.0,
         sinks_H=None if s_aux is None else s_aux.float(),
     )

@@ -53,12 +53,12 @@ def load_transformers_decoder(
     network.requires_grad_(False).to(device)
     try:
         findings = inspect_network(network, max_seq_len, device)
-        decoder = TransformersDecoder.assemble(network, findings.backbone, findings.cache_specs, max_seq_len, device)
+        decoder = TransformersDecoder.assemble(network, findings.backbone, findings.specs, max_seq_len, device)
         check_tokens(network, decoder, max_seq_len, device)
         decoder.embedding_size = find_embedding_size(network, decoder, max_seq_len, device)
         if kv_dtype:
             # Not before: the tests have to tell another kind of attention from what the cache rounds.
-            decoder.cache_specs = tuple(replace(spec, dtype=kv_dtype) for spec in decoder.cache_specs)
+            decoder.specs = tuple(replace(spec, dtype=kv_dtype) for spec in decoder.specs)
     except Unfit as reason:
         raise ConfigurationError(f"{checkpoint.folder}: {config.architecture} cannot be served: {reason}") from None
     except Exception as error:

@@ -6,7 +6,7 @@
     RowState        the device's state of each row: its length, blocks, last token, history and counts
     BatchLayout     the network's inputs, made from StepInput and RowState on the device
     Sampler         logits to tokens
-    KVCache         keys and values of all layers
+    StateStore         keys and values of all layers
 
 Nothing here knows requests or decides what runs.
 """

@@ -1,24 +1,24 @@
-"""A block of the KV cache as bytes in host memory: all layers, keys and values, one after the other."""
+"""A block of the state store as bytes in host memory: all that layers keep of it, one after the other."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from inflight.runtime.kv_cache import KVCache
+from inflight.runtime.state_store import StateStore
 
 
 class BlockBytes:
-    """Copies blocks of one rank's cache out and in. Bytes are uint8 tensors of `KVCacheShape.block_bytes`."""
+    """Copies blocks of one rank's store out and in. Bytes are uint8 tensors of `StateShape.block_bytes`."""
 
-    def __init__(self, kv_cache: KVCache) -> None:
-        self._caches = kv_cache.tensors
-        self._sizes = [cache[0].numel() * cache.dtype.itemsize for cache in self._caches]
-        self._is_cuda = self._caches[0].device.type == "cuda"
+    def __init__(self, store: StateStore) -> None:
+        self._tensors = store.block_tensors
+        self._sizes = [tensor[0].numel() * tensor.dtype.itemsize for tensor in self._tensors]
+        self._is_cuda = any(tensor.is_cuda for tensor in self._tensors)
 
     def read(self, block_id: int, memory: Tensor) -> None:
         """Copy a block to host memory, on a GPU in the order of its stream."""
-        parts = [_bytes(cache[block_id]) for cache in self._caches]
+        parts = [_bytes(tensor[block_id]) for tensor in self._tensors]
         if self._is_cuda:
             # Gathered on the device first: one copy over the bus instead of two for each layer.
             memory.copy_(torch.cat(parts), non_blocking=True)
@@ -28,9 +28,9 @@ class BlockBytes:
     def write(self, memory: Tensor, block_id: int) -> None:
         """Copy host memory to a block, likewise."""
         if self._is_cuda:
-            memory = memory.to(self._caches[0].device, non_blocking=True)
-        for part, cache in zip(memory.split_with_sizes(self._sizes), self._caches, strict=True):
-            _bytes(cache[block_id]).copy_(part)
+            memory = memory.to(self._tensors[0].device, non_blocking=True)
+        for part, tensor in zip(memory.split_with_sizes(self._sizes), self._tensors, strict=True):
+            _bytes(tensor[block_id]).copy_(part)
 
 
 def _bytes(block: Tensor) -> Tensor:

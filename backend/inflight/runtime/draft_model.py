@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inflight.layers.attention import LayerCache
+from inflight.layers.state import LayerState
 from inflight.models.network import Network
 from inflight.runtime.batch_layout import lay_out, lay_out_decodes
 from inflight.runtime.draft_passes import DraftPasses
@@ -31,7 +31,7 @@ class DraftModel:
     def __init__(
         self,
         network: Network,
-        caches: Sequence[LayerCache],
+        states: Sequence[LayerState],
         *,
         block_size: int,
         state: RowState,
@@ -40,7 +40,7 @@ class DraftModel:
     ) -> None:
         """`input_buffer`: its own, as large as that of a step."""
         self._network = network
-        self._caches = caches
+        self._states = states
         self._block_size = block_size
         self._state = state
         self._sampler = sampler
@@ -54,7 +54,7 @@ class DraftModel:
         state.lengths_R.index_copy_(0, staged["draft_pass_rows"], staged["draft_pass_starts"])
         layout = lay_out(first, arrays, state, self._block_size)
         state.lengths_R.copy_(lengths_R)
-        hidden_TD = self._network.forward(layout.token_ids_T, self._caches, layout.metadata)
+        hidden_TD = self._network.forward(layout.token_ids_T, self._states, layout.metadata)
         if first.needs is None:
             return None
         sampling = find_sampling(first.needs, arrays, layout.rows_S, layout.lengths_S)
@@ -69,7 +69,7 @@ class DraftModel:
         for number, size in enumerate(passes.num_rows, 1):
             is_live_M = staged["draft_lengths"][:size] > number
             metadata = lay_out_decodes(state, rows_M[:size], positions_M[:size], is_live_M, self._block_size)
-            hidden_MD = self._network.forward(tokens_M[:size].contiguous(), self._caches, metadata)
+            hidden_MD = self._network.forward(tokens_M[:size].contiguous(), self._states, metadata)
             positions_M = positions_M[:size] + 1
             needed = SamplingInput(
                 rows_S=rows_M[:size], lengths_S=positions_M, needs=sampling.needs, restrictions=None, ngrams=None

@@ -19,13 +19,13 @@ from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.runtime.block_bytes import BlockBytes
 from inflight.runtime.device import free_memory, gib
-from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
+from inflight.runtime.state_store import SPARE_CPU_BYTES, StateShape, StateStore
 
 _PINNED_BYTES = 2**30
 """Of one region of pinned memory. torch rounds each up to a power of two, so a single one might take twice as much."""
 
 
-def count_host_blocks(config: EngineConfig, shape: KVCacheShape, groups: ParallelGroups, device: torch.device) -> int:
+def count_host_blocks(config: EngineConfig, shape: StateShape, groups: ParallelGroups, device: torch.device) -> int:
     """Number of host blocks of every rank. Collective. Raises ConfigurationError if not one fits, or if those of a GPU
     are more than this rank's share of the host's memory."""
     num_bytes = config.kv_cache_host_memory_bytes
@@ -47,10 +47,10 @@ def count_host_blocks(config: EngineConfig, shape: KVCacheShape, groups: Paralle
 class HostBlocks:
     """`num_blocks` blocks, for the caches of one rank."""
 
-    def __init__(self, kv_cache: KVCache, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, store: StateStore, shape: StateShape, num_blocks: int, device: torch.device) -> None:
         """Raises InsufficientMemory if there is no room for them."""
         self.num_blocks = num_blocks
-        self._bytes = BlockBytes(kv_cache)
+        self._bytes = BlockBytes(store)
         is_cuda = device.type == "cuda"
         self._region_blocks = max(_PINNED_BYTES // shape.block_bytes, 1) if is_cuda else max(num_blocks, 1)
         allocate = _pinned_memory if is_cuda else _file_memory

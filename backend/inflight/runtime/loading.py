@@ -40,8 +40,8 @@ from inflight.runtime.device import (
 )
 from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kernel_cache import use_kernel_cache
-from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 from inflight.runtime.prompt_blocks import PromptBlocks
+from inflight.runtime.state_store import StateShape, StateStore, count_blocks
 from inflight.scheduler_output import HIDDEN_STATES, layer_output
 from inflight.weight_identity import weight_identity
 
@@ -68,10 +68,10 @@ class LoadedEngine:
 
     decoder: Network
     draft_network: Network | None
-    """The draft model, whose caches stand behind those of `decoder` in `kv_cache`; None = there is none."""
+    """The draft model, whose states stand behind those of `decoder` in `store`; None = there is none."""
     adapters: AdapterPlaces
     """Without slots if none is served."""
-    kv_cache: KVCache
+    store: StateStore
     host_blocks: HostBlocks
     prompt_blocks: PromptBlocks | None
     """None = contexts are not handed over."""
@@ -98,10 +98,10 @@ class EngineParts:
     max_seq_len: int
 
     @property
-    def cache_shape(self) -> KVCacheShape:
+    def state_shape(self) -> StateShape:
         """Of all networks, one behind the other."""
-        specs = chain.from_iterable(network.cache_specs for network in self.networks)
-        return KVCacheShape(layers=tuple(specs), block_size=self.config.tokens_per_block)
+        specs = chain.from_iterable(network.state_specs for network in self.networks)
+        return StateShape(specs=tuple(specs), block_size=self.config.tokens_per_block)
 
 
 def load_engine(
@@ -120,7 +120,7 @@ def load_engine(
     does not fit.
     """
     parts = load_parts(config, rank_group, weights_place, resources)
-    config, shape, groups, device = parts.config, parts.cache_shape, parts.groups, parts.device
+    config, shape, groups, device = parts.config, parts.state_shape, parts.groups, parts.device
     reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
     num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
     engine = with_cache(parts, num_blocks, count_host_blocks(config, shape, groups, device), defers_cache=defers_cache)
@@ -197,16 +197,16 @@ def with_cache(
     """The engine with a KV cache of so many blocks. Collective. On a CPU only once: layers are compiled for it."""
     config, model, dtype, device = parts.config, parts.model, parts.dtype, parts.device
     groups, networks, adapters, max_seq_len = parts.groups, parts.networks, parts.adapters, parts.max_seq_len
-    network, shape = networks[0], parts.cache_shape
-    kv_cache = KVCache(shape, num_blocks, device, is_deferred=defers_cache)
-    host_blocks = HostBlocks(kv_cache, shape, num_host_blocks, device)
+    network, shape = networks[0], parts.state_shape
+    store = StateStore(shape, num_blocks, device, is_deferred=defers_cache)
+    host_blocks = HostBlocks(store, shape, num_host_blocks, device)
     prompt_blocks = None
     if config.max_tokens_in_buffer:
-        prompt_blocks = PromptBlocks(kv_cache, shape, config.max_tokens_in_buffer)
-    borders = accumulate((len(each.cache_specs) for each in networks), initial=0)
-    caches = [kv_cache.layers[first:end] for first, end in pairwise(borders)]
+        prompt_blocks = PromptBlocks(store, shape, config.max_tokens_in_buffer)
+    borders = accumulate((len(each.state_specs) for each in networks), initial=0)
+    states = [store.states[first:end] for first, end in pairwise(borders)]
     compiled = [
-        compile_network(config, *each, device, groups, parts.weights) for each in zip(networks, caches, strict=True)
+        compile_network(config, *each, device, groups, parts.weights) for each in zip(networks, states, strict=True)
     ]
     if any(new is not former for new, former in zip(compiled, networks, strict=True)):
         give_back_memory()
@@ -245,7 +245,7 @@ def with_cache(
         decoder=compiled[0],
         draft_network=compiled[1] if len(compiled) > 1 else None,
         adapters=adapters,
-        kv_cache=kv_cache,
+        store=store,
         host_blocks=host_blocks,
         prompt_blocks=prompt_blocks,
         limits=limits,

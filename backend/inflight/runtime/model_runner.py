@@ -46,12 +46,12 @@ from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.guidance import Guidance
 from inflight.runtime.guided.libraries import make_library
 from inflight.runtime.host_blocks import HostBlocks
-from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.loading import ITS_OWN, LoadedEngine, RankResources, load_engine
 from inflight.runtime.logits_post_processing import LogitsPostProcessing
 from inflight.runtime.memory_profile import step_bytes
 from inflight.runtime.prompt_blocks import PromptBlocks
 from inflight.runtime.row_table import RowTable
+from inflight.runtime.state_store import StateStore
 from inflight.runtime.step_computation import StepComputation
 from inflight.runtime.step_findings import StepFindings
 from inflight.runtime.step_handle import StepHandle
@@ -78,7 +78,7 @@ class ModelRunner:
         self,
         *,
         decoder: Network,
-        kv_cache: KVCache,
+        store: StateStore,
         block_size: int,
         limits: RequestLimits,
         max_batch_size: int,
@@ -101,8 +101,8 @@ class ModelRunner:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
         `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `host_blocks`: where
         cold blocks go; None = nowhere. `prompt_blocks`: None = none are exchanged with other ranks. `adapters`: None =
-        none is served; `adapter_library`: on the leader. `draft_network`: the draft model, whose caches stand behind
-        those of `decoder` in `kv_cache`; None = none. `busy_wait_events`: see EngineConfig. `records_graphs`: decode
+        none is served; `adapter_library`: on the leader. `draft_network`: the draft model, whose states stand behind
+        those of `decoder` in `store`; None = none. `busy_wait_events`: see EngineConfig. `records_graphs`: decode
         steps replay CUDA graphs, where the device has them.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
@@ -111,9 +111,9 @@ class ModelRunner:
         """
         self.limits = limits
         self.description = description
-        self.num_blocks = kv_cache.num_blocks
+        self.num_blocks = store.num_blocks
         self.block_size = block_size
-        self._kv_cache = kv_cache
+        self._store = store
         self.prompt_blocks = prompt_blocks
         self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_blocks
         self._max_num_tokens = max_num_tokens
@@ -121,7 +121,7 @@ class ModelRunner:
         self._device = device
         max_blocks = -(-(limits.max_seq_len + 1) // block_size)
         self._sizes = StepSizes.of(device.type, max_batch_size)
-        self._table = RowTable(max_batch_size, max_blocks, kv_cache.filler_block)
+        self._table = RowTable(max_batch_size, max_blocks, store.filler_block)
         self._preparation = StepPreparation(
             self._table,
             vocab_size=limits.vocab_size,
@@ -135,7 +135,7 @@ class ModelRunner:
         self._computation = StepComputation(
             decoder=decoder,
             draft_network=draft_network,
-            kv_cache=kv_cache,
+            store=store,
             block_size=block_size,
             table=self._table,
             limits=limits,
@@ -233,7 +233,7 @@ class ModelRunner:
         """`others`: what does not come with a loaded engine."""
         return cls(
             decoder=engine.decoder,
-            kv_cache=engine.kv_cache,
+            store=engine.store,
             host_blocks=engine.host_blocks,
             prompt_blocks=engine.prompt_blocks,
             block_size=config.tokens_per_block,
@@ -374,7 +374,7 @@ class ModelRunner:
 
     def occupy_memory(self) -> None:
         """Begin to take the memory of a deferred KV cache; see load_engine."""
-        self._kv_cache.occupy()
+        self._store.occupy()
 
     def close(self) -> None:
         """Wait for all launched steps, end what grammars and adapters have started, and leave the group."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inflight.runtime.block_bytes import BlockBytes
 from inflight.runtime.host_memory import available_memory
-from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
+from inflight.runtime.state_store import SPARE_CPU_BYTES, StateShape, StateStore
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +57,14 @@ class ExportedBlocks:
 
 
 class PromptBlocks:
-    def __init__(self, kv_cache: KVCache, shape: KVCacheShape, max_tokens: int) -> None:
+    def __init__(self, store: StateStore, shape: StateShape, max_tokens: int) -> None:
         """`max_tokens`: of all prompts that wait to be fetched; the oldest are dropped for new ones."""
         self.block_bytes = shape.block_bytes
-        self.scales = tuple((spec.k_scale, spec.v_scale) for spec in shape.layers)
-        """Of the keys and of the values of each layer: whoever reads the blocks needs the same."""
+        self.scales = tuple(spec.scales for spec in shape.specs)
+        """Of each layer: whoever reads the blocks needs the same."""
         self.on_export: Callable[[], None] = lambda: None
         """Called by the thread that computes, when a prompt is ready to be fetched."""
-        self._bytes = BlockBytes(kv_cache)
+        self._bytes = BlockBytes(store)
         self._max_bytes = max_tokens // shape.block_size * shape.block_bytes
         self._lock = threading.Lock()
         self._exported: dict[bytes, ExportedBlocks] = {}  # by key, the oldest first

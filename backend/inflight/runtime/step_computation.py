@@ -25,7 +25,6 @@ from inflight.runtime.decode_graphs import Graph, GraphSet, NetworkKey, Sampling
 from inflight.runtime.draft_model import DraftModel, place_drafts
 from inflight.runtime.guided.token_mask import StepMask, TokenMask
 from inflight.runtime.host_blocks import HostBlocks
-from inflight.runtime.kv_cache import KVCache
 from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedLogits, ProcessedRow
 from inflight.runtime.prompt_blocks import PromptBlocks
 from inflight.runtime.result_copies import ResultCopies
@@ -34,6 +33,7 @@ from inflight.runtime.row_table import RowTable
 from inflight.runtime.sampler import SampledTokens, Sampler, find_allowed
 from inflight.runtime.sampling_input import SamplingInput, SamplingNeeds, find_sampling, plain_needs
 from inflight.runtime.staging import InputBuffer
+from inflight.runtime.state_store import StateStore
 from inflight.runtime.step_handle import Forwarded, Logits, StepResult
 from inflight.runtime.step_input import StepInput, padding_step
 from inflight.runtime.step_sizes import StepSizes
@@ -64,7 +64,7 @@ class StepComputation:
         *,
         decoder: Network,
         draft_network: Network | None,
-        kv_cache: KVCache,
+        store: StateStore,
         block_size: int,
         table: RowTable,
         limits: RequestLimits,
@@ -78,22 +78,22 @@ class StepComputation:
         adapters: AdapterStore | None,
         busy_wait_events: bool,
     ) -> None:
-        """`draft_network`: its caches stand behind those of `decoder` in `kv_cache`; None = no draft model.
+        """`draft_network`: its states stand behind those of `decoder` in `store`; None = no draft model.
         `input_bytes`: for the arrays of a step. `busy_wait_events`: see EngineConfig."""
         self.decoder = decoder
         self.state = RowState(table, limits.max_seq_len, limits.vocab_size, device, is_reserved=sizes.pads)
         self.input = InputBuffer(input_bytes, device, packs=sizes.pads)
         self.results = ResultCopies(table.num_rows, device, busy_wait_events=busy_wait_events)
         self._sizes = sizes
-        self._kv_cache = kv_cache
-        self._caches = kv_cache.layers[: len(decoder.cache_specs)]
+        self._store = store
+        self._states = store.states[: len(decoder.state_specs)]
         self._block_size = block_size
         self._sampler = Sampler()
         self.draft_model: DraftModel | None = None
         if draft_network is not None:
             self.draft_model = DraftModel(
                 draft_network,
-                kv_cache.layers[len(decoder.cache_specs) :],
+                store.states[len(decoder.state_specs) :],
                 block_size=block_size,
                 state=self.state,
                 sampler=self._sampler,
@@ -172,7 +172,7 @@ class StepComputation:
 
     def _change(self, step: StepInput, arrays: dict[str, Tensor]) -> None:
         """Apply what the step changes of blocks, adapters and rows before it computes."""
-        self._kv_cache.scrub(step.scrubbed_block_ids)
+        self._store.scrub(step.scrubbed_block_ids)
         if self._host_blocks is not None:
             self._host_blocks.offload(step.offloads)
             self._host_blocks.onboard(step.onboards)
@@ -180,8 +180,8 @@ class StepComputation:
             assert self._prompt_blocks is not None, "what is not served was not refused"
             self._prompt_blocks.place(step.arrivals)
         if "copied_from" in arrays:
-            self._kv_cache.copy_blocks(arrays["copied_from"], arrays["copied_to"])
-        self._kv_cache.scrub(step.scrubbed_copies)
+            self._store.copy_blocks(arrays["copied_from"], arrays["copied_to"])
+        self._store.scrub(step.scrubbed_copies)
         for slot, adapter in step.adapter_loads:
             assert self._adapters is not None, "a slot that is not served was not refused"
             self._adapters.fill(slot, adapter)
@@ -190,7 +190,7 @@ class StepComputation:
     def _compute(self, step: StepInput, arrays: dict[str, Tensor]) -> Computed:
         """Run the network. Recorded for steps of decodes."""
         layout = lay_out(step, arrays, self.state, self._block_size)
-        inputs = (layout.token_ids_T, self._caches, layout.metadata)
+        inputs = (layout.token_ids_T, self._states, layout.metadata)
         wanted = step.tensor_plan.layers
         if wanted:
             assert isinstance(self.decoder, LayeredNetwork), "a layer that is not offered was not refused"

@@ -22,8 +22,8 @@ from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.guided.grammars import GrammarState
 from inflight.runtime.guided.outputs import Mask
 from inflight.runtime.host_blocks import HostBlocks
-from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.runtime.model_runner import ModelRunner
+from inflight.runtime.state_store import StateShape, StateStore
 from inflight.scheduler_output import HIDDEN_STATES, SchedulerOutput, StepOutput, layer_output
 from inflight_kernels.common.last_program import counters
 
@@ -83,9 +83,9 @@ class FakeEngine:
         networks = [network]
         if with_draft_model:
             networks.append(make_network(folder, {**values, "num_hidden_layers": 1}, **sizes))
-        specs = tuple(spec for each in networks for spec in each.decoder.cache_specs)
-        shape = KVCacheShape(layers=specs, block_size=block_size)
-        cache = KVCache(shape, NUM_BLOCKS, CUDA)
+        specs = tuple(spec for each in networks for spec in each.decoder.state_specs)
+        shape = StateShape(specs=specs, block_size=block_size)
+        cache = StateStore(shape, NUM_BLOCKS, CUDA)
         processors = LogitsPostProcessorConfig(processor_map={POST_PROCESSOR: _halve} if with_options else {})
         adapters: AdapterStore | None = None
         if with_options:
@@ -95,7 +95,7 @@ class FakeEngine:
         self.device = device
         self.runner = ModelRunner(
             decoder=network.decoder,
-            kv_cache=cache,
+            store=cache,
             block_size=block_size,
             limits=RequestLimits(
                 vocab_size=network.config.vocab_size,

@@ -90,7 +90,7 @@ def round_keys(
     engine.serve([make_request(1, make_prompt(21), NUM_TOKENS, log_probs=True)])
     rank_group.barrier()
     engine.runner.close()
-    return engine.tokens(1), engine.log_probs(1), engine.runner._kv_cache.layers[0].keys[0].nbytes
+    return engine.tokens(1), engine.log_probs(1), engine.runner._store.states[0]["keys"][0].nbytes
 
 
 def count_blocks(rank_group: PipeGroup, mapping: Mapping, folder: Path) -> int:

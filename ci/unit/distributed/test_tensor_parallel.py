@@ -109,7 +109,7 @@ def round_keys(rank_group: RankGroup, folder: Path, kv_cache_dtype: str) -> tupl
     Driver(runner).run([work])
     rank_group.barrier()
     runner.close()
-    return work.output, work.output_log_probs, runner._kv_cache.layers[0].keys[0].nbytes
+    return work.output, work.output_log_probs, runner._store.states[0]["keys"][0].nbytes
 
 
 def count_blocks(rank_group: PipeGroup, folder: Path) -> int:

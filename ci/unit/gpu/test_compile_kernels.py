@@ -26,7 +26,7 @@ from ci import compile_kernels
 from ci.compile_kernels import GPUS
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.runtime import decode_graphs, kv_cache, model_runner
+from inflight.runtime import decode_graphs, model_runner, state_store
 from inflight.runtime.kernel_cache import COMPILED_KERNELS, use_kernel_cache
 from inflight.runtime.warmup import warmup_steps
 
@@ -180,7 +180,7 @@ def test_graphs_and_other_figures_of_a_gpu_need_no_other_kernels(
     with monkeypatch.context() as patch:
         patch.setitem(decode_graphs.GRAPHS, "cuda", lambda: Recording)
         patch.setattr(compile_kernels, "replace", lambda config, **_: config)
-        patch.setattr(kv_cache, "free_memory", lambda *_: 10 << 30)
+        patch.setattr(state_store, "free_memory", lambda *_: 10 << 30)
         assert compiled_keys(config, "H100-PCIe", patch) == keys
     # It would notice more.
     monkeypatch.setattr(model_runner, "warmup_steps", lambda *_, **__: [])

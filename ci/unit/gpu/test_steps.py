@@ -157,7 +157,7 @@ def test_a_host_tensor_in_an_operation_is_caught(engine: FakeEngine) -> None:
 
 def test_a_host_tensor_in_a_kernel_is_caught(engine: FakeEngine) -> None:
     for layer in engine.runner._computation.decoder.layers:  # type: ignore[attr-defined]
-        layer.attention.attention.cos_sin = torch.zeros(4097, 128)
+        layer.branches[0].stateful.attention.cos_sin = torch.zeros(4097, 128)
     with pytest.raises(WrongDevice, match="cos_sin_ptr on cpu"):
         run(engine)
 

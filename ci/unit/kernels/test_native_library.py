@@ -119,7 +119,7 @@ def test_a_network_that_is_not_supported_is_refused_only_if_compiling_was_asked_
     monkeypatch.setattr(cpu, "unsupported_reason", lambda: "")
     checkpoint = make_checkpoint(tmp_path / "checkpoint", name, dtype=torch.bfloat16)
     network = Network.load(checkpoint, "false", dtype)
-    arguments = (network.decoder, network.cache.layers, torch.device("cpu"), ParallelGroups())
+    arguments = (network.decoder, network.cache.states, torch.device("cpu"), ParallelGroups())
     caplog.set_level("INFO", "inflight")
     assert compile_network(config_of(checkpoint, "auto", dtype=dtype), *arguments) is network.decoder
     told = [line for line in caplog.messages if line.startswith("the layers run in torch, several times slower: ")]

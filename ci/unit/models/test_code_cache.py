@@ -129,7 +129,7 @@ def codes_of(decoder: Decoder) -> list[torch.Tensor]:
     found: list[CodedWeight] = []
     for layer in decoder.layers:
         mlp: Any = layer.branches[1].part
-        parts += [layer.attention.qkv, layer.attention.output]
+        parts += [layer.branches[0].stateful.qkv, layer.branches[0].stateful.output]
         if isinstance(mlp, Experts):
             found += [mlp.gate_up_ECD, mlp.down_EDI]
         else:

@@ -145,9 +145,9 @@ def assert_same_but_for_sums(ours: Network, of_torch: Network) -> None:
     for step in STEPS.values():
         expected = of_torch.logits(step)
         assert (ours.logits(step) - expected).norm() < 1e-5 * expected.norm()
-        for mine, theirs in zip(ours.cache.layers, of_torch.cache.layers, strict=True):
-            assert (mine.keys - theirs.keys).norm() < 1e-5 * theirs.keys.norm()
-            assert (mine.values - theirs.values).norm() < 1e-5 * theirs.values.norm()
+        for mine, theirs in zip(ours.cache.states, of_torch.cache.states, strict=True):
+            assert (mine["keys"] - theirs["keys"]).norm() < 1e-5 * theirs["keys"].norm()
+            assert (mine["values"] - theirs["values"]).norm() < 1e-5 * theirs["values"].norm()
 
 
 def assert_as_exact(compiled: Network, of_torch: Network, exact: Network, step: Step) -> None:
@@ -156,9 +156,9 @@ def assert_as_exact(compiled: Network, of_torch: Network, exact: Network, step: 
     expected = exact.logits(step)
     error_of_torch = (of_torch.logits(step) - expected).norm() / expected.norm()
     assert (compiled.logits(step) - expected).norm() / expected.norm() < 2 * error_of_torch + 2**-9
-    for mine, theirs in zip(compiled.cache.layers, of_torch.cache.layers, strict=True):
-        assert (mine.keys - theirs.keys).norm() < 0.02 * theirs.keys.norm()
-        assert (mine.values - theirs.values).norm() < 0.02 * theirs.values.norm()
+    for mine, theirs in zip(compiled.cache.states, of_torch.cache.states, strict=True):
+        assert (mine["keys"] - theirs["keys"]).norm() < 0.02 * theirs["keys"].norm()
+        assert (mine["values"] - theirs["values"]).norm() < 0.02 * theirs["values"].norm()
 
 
 @needs_compiler
@@ -201,7 +201,7 @@ def test_only_a_part_of_each_head_is_rotated(checkpoint: TinyCheckpoint, torch_n
     def rotate_a_part(network: Network) -> Decoder:
         assert isinstance(network.decoder, Decoder)
         for layer in network.decoder.layers:
-            attention = layer.attention.attention
+            attention = layer.branches[0].stateful.attention
             attention.cos_sin = attention.cos_sin[:, : attention.cos_sin.shape[1] // 4].contiguous()
         return network.decoder
 
@@ -223,9 +223,9 @@ def test_what_is_no_number_stays_with_its_sequence(compiled_network: Network, st
 
     def fill_and_spoil() -> None:
         fill()
-        for layer in compiled_network.cache.layers:
-            layer.keys[spoiled] = torch.nan
-            layer.values[spoiled] = torch.nan
+        for layer in compiled_network.cache.states:
+            layer["keys"][spoiled] = torch.nan
+            layer["values"][spoiled] = torch.nan
 
     other = replace(compiled_network)
     other.fill_cache = fill_and_spoil  # type: ignore[method-assign]
@@ -394,7 +394,7 @@ def test_torch_runs_what_has_no_operation_and_the_log_says_why(caplog: pytest.Lo
     branch = decoder.layers[0].branches[1]
     assert isinstance(branch.norm, RMSNorm)
     branch.norm = ShiftedNorm(branch.norm.weight_D, branch.norm.eps)
-    arguments = (decoder, cache.layers, torch.device("cpu"), ParallelGroups())
+    arguments = (decoder, cache.states, torch.device("cpu"), ParallelGroups())
     with caplog.at_level("INFO"):
         assert compile_network(EngineConfig(cpu_compile="auto"), *arguments) is decoder
     assert "the layers run in torch, several times slower: C++ has no operation aten.add" in caplog.text

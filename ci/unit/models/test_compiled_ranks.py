@@ -77,9 +77,9 @@ class Part(Network):
 
     def fill_cache(self) -> None:
         first = self.rank * self.num_kv_heads // self.num_ranks
-        for number, layer in enumerate(self.cache.layers):
+        for number, layer in enumerate(self.cache.states):
             generator = torch.Generator().manual_seed(number)
-            for tensor in (layer.keys, layer.values):
+            for tensor in (layer["keys"], layer["values"]):
                 *places, num_kv_heads, size = tensor.shape
                 whole = torch.randn((*places, self.num_kv_heads, size), generator=generator).bfloat16()
                 tensor.copy_(whole[:, :, first : first + num_kv_heads])
@@ -259,11 +259,11 @@ def first_stage(checkpoint: TinyCheckpoint, ranks: ThreadRanks) -> Parts:
         part = parts.of_ranks[rank]
         assert isinstance(part.decoder, Decoder)
         stage = replace(part.decoder, head=None)
-        recordings = record_network(stage, part.cache.layers, torch.device("cpu"), groups[rank])
+        recordings = record_network(stage, part.cache.states, torch.device("cpu"), groups[rank])
         library = cpu.load_library()
         program = cpu.Program(library, recordings.hidden_states, cpu.WeightPacker(library, recordings.all))
         return CompiledNetwork(
-            cache_specs=stage.cache_specs, sum_order="", hidden_states=program, head=None, by_layer=()
+            state_specs=stage.state_specs, sum_order="", hidden_states=program, head=None, by_layer=()
         )
 
     for part, network in zip(parts.of_ranks, ranks.run(compile_part), strict=True):
@@ -296,7 +296,7 @@ class Sockets(TensorParallelGroup):
 
 def test_ranks_without_common_memory_compute_in_torch() -> None:
     decoder, cache = random_decoder(HEADS[2], torch.bfloat16)
-    arguments = (decoder, cache.layers, torch.device("cpu"), ParallelGroups(tensor=Sockets()))
+    arguments = (decoder, cache.states, torch.device("cpu"), ParallelGroups(tensor=Sockets()))
     assert compile_network(EngineConfig(cpu_compile="auto"), *arguments) is decoder
     with pytest.raises(ConfigurationError, match=r"layers in C\+\+ are for ranks that share memory, and these sum"):
         compile_network(EngineConfig(cpu_compile="true"), *arguments)
@@ -310,7 +310,7 @@ class OtherStages(PipelineGroup):
 def test_a_stage_computes_in_torch_if_another_one_cannot_in_cpp() -> None:
     """Else a token's bits would depend on its batch, though the engine is described as one of C++."""
     decoder, cache = random_decoder(HEADS[2], torch.bfloat16)
-    arguments = (decoder, cache.layers, torch.device("cpu"), ParallelGroups(pipeline=OtherStages()))
+    arguments = (decoder, cache.states, torch.device("cpu"), ParallelGroups(pipeline=OtherStages()))
     assert compile_network(EngineConfig(cpu_compile="auto"), *arguments) is decoder
     with pytest.raises(ConfigurationError, match=r"another rank cannot compute in C\+\+"):
         compile_network(EngineConfig(cpu_compile="true"), *arguments)
@@ -324,7 +324,7 @@ def test_steps_that_do_not_fit_into_the_common_memory_are_refused(ranks: ThreadR
     def refusal(rank: int) -> str:
         decoder, cache = random_decoder(HEADS[2], torch.bfloat16, groups[rank])
         try:
-            compile_network(config, decoder, cache.layers, torch.device("cpu"), ParallelGroups(tensor=groups[rank]))
+            compile_network(config, decoder, cache.states, torch.device("cpu"), ParallelGroups(tensor=groups[rank]))
         except ConfigurationError as error:
             return str(error)
         return ""

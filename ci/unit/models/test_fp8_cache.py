@@ -91,11 +91,11 @@ class Ran:
         work = Work(prompt=PROMPT, max_tokens=max_tokens, log_probs=True)
         with closing(ModelRunner.load(config_of(folder, **options), SingleRank())) as runner:
             Driver(runner).run([work])
-            caches = runner._kv_cache.layers
-            self.block_bytes = sum(cache[0].nbytes for layer in caches for cache in (layer.keys, layer.values))
-            self.scales = [CacheScales(layer.k_scale, layer.v_scale) for layer in caches]
-            self.first_keys = caches[0].keys.float() * caches[0].k_scale
-            self.first_values = caches[0].values.float() * caches[0].v_scale
+            caches = runner._store.states
+            self.block_bytes = sum(cache[0].nbytes for layer in caches for cache in (layer["keys"], layer["values"]))
+            self.scales = [CacheScales(*spec.scales) for spec in runner._computation.decoder.state_specs]
+            self.first_keys = caches[0]["keys"].float() * self.scales[0].k
+            self.first_values = caches[0]["values"].float() * self.scales[0].v
             self.described = runner.description.kv_cache_dtype
         self.tokens, self.log_probs = work.output, work.output_log_probs
 
@@ -152,8 +152,8 @@ def test_every_rank_and_stage_reads_the_scales_of_its_layers(folder: Path, names
                     checkpoint, DenseFormat(), group, torch.float32, torch.device("cpu"), kv_dtype=torch.float8_e4m3fn
                 )
                 last = load_decoder(model, loader, 65, range(1, NUM_LAYERS))
-            for spec, scales in zip(last.cache_specs, all_scales[1:], strict=True):
-                assert (spec.k_scale, spec.v_scale) == pytest.approx((scales.k, scales.v), rel=1e-6)
+            for spec, scales in zip(last.state_specs, all_scales[1:], strict=True):
+                assert spec.scales == pytest.approx((scales.k, scales.v), rel=1e-6)
 
 
 def test_without_scales_they_are_1_and_the_log_says_so(folder: Path, log: pytest.LogCaptureFixture) -> None:

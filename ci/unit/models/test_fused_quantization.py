@@ -106,7 +106,7 @@ def outputs(network: Network, given: GivenEmbeddings | None = None) -> list[Tens
     with torch.inference_mode():
         token_ids = torch.arange(len(metadata.positions_T)) + 7
         hidden, of_layers = network.decoder.forward_layers(
-            token_ids, network.cache.layers, metadata, frozenset(range(3))
+            token_ids, network.cache.states, metadata, frozenset(range(3))
         )
     return [hidden, *(of_layers[number] for number in range(3))]
 
@@ -236,7 +236,10 @@ def test_what_is_not_quantised_gets_floats(tmp_path: Path) -> None:
     network = load(write_fp8_checkpoint(tmp_path, dense=dense)).decoder
     assert isinstance(network, Decoder) and type(network.norm) is RMSNorm
     parts = [
-        [type(part) for part in (layer.norm, layer.attention.qkv, layer.branches[1].norm, layer.branches[1].part)]
+        [
+            type(part)
+            for part in (layer.norm, layer.branches[0].stateful.qkv, layer.branches[1].norm, layer.branches[1].part)
+        ]
         for layer in network.layers
     ]
     assert parts[0] == parts[2] == [Fp8RMSNorm, Fp8Linear, Fp8RMSNorm, Fp8GatedMLP]

@@ -51,7 +51,7 @@ class Ranks:
 
     def load(self, config: EngineConfig | None = None) -> Network:
         engine = loading.load_engine(config or self._config, SingleRank(), weights_place=self.place)
-        return Network(engine.decoder, engine.kv_cache, engine.adapters)
+        return Network(engine.decoder, engine.store, engine.adapters)
 
     def is_sealed(self) -> bool:
         memory = SealedMemory(open_place(self.place))
@@ -62,7 +62,7 @@ class Ranks:
 def own(config: EngineConfig) -> Network:
     """With weights of its own."""
     engine = loading.load_engine(config, SingleRank())
-    return Network(engine.decoder, engine.kv_cache, engine.adapters)
+    return Network(engine.decoder, engine.store, engine.adapters)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "phi3", "granite", "qwen3-moe", "gemma2", "gpt2", "gpt-oss"])
@@ -174,7 +174,7 @@ def test_a_draft_model_shares_the_memory(tmp_path: Path, caplog: pytest.LogCaptu
     networks = [loading.load_engine(config, SingleRank(), weights_place=each) for each in (None, place, place)]
     assert MAPPED in caplog.text
     expected, *found = [
-        Network(network, engine.kv_cache).decoder.logits(torch.ones(3, SIZES["hidden_size"]))
+        Network(network, engine.store).decoder.logits(torch.ones(3, SIZES["hidden_size"]))
         for engine in networks
         if (network := engine.draft_network) is not None
     ]

@@ -104,10 +104,10 @@ def test_both_ways_declare_the_same_caches(tmp_path: Path) -> None:
     specs = []
     for model_impl in ("native", "transformers"):
         runner = load(tmp_path, model_impl=model_impl)
-        specs.append(runner._computation.decoder.cache_specs)
+        specs.append(runner._computation.decoder.state_specs)
         runner.close()
     assert specs[0] == specs[1]
-    assert [spec.sliding_window for spec in specs[0]] == [13, 0, 13]
+    assert [spec.window for spec in specs[0]] == [13, 0, 13]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -118,7 +118,7 @@ def test_half_precision(tmp_path: Path, name: str, dtype: torch.dtype) -> None:
     work = Work(prompt=make_prompt(20), max_tokens=6, log_probs=True)
     Driver(runner).run([work])
     runner.close()
-    assert {spec.dtype for spec in runner._computation.decoder.cache_specs} == {dtype}
+    assert {spec.tensors[0].dtype for spec in runner._computation.decoder.state_specs} == {dtype}
     with torch.inference_mode():
         logits = checkpoint.model.float()(torch.tensor([work.token_ids])).logits[0]
     reference = logits[19:-1].log_softmax(-1).gather(1, torch.tensor(work.output)[:, None])[:, 0]

@@ -20,12 +20,12 @@ from tiny_checkpoints import make_checkpoint, make_prompt
 from inflight.config import EngineConfig, SchedulerPolicy
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError
-from inflight.layers.attention import CacheSpec
+from inflight.layers.attention import KeyValueSpec
 from inflight.output_config import OutputConfig
 from inflight.request import Request
 from inflight.runtime import host_blocks
 from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
-from inflight.runtime.kv_cache import KVCache, KVCacheShape
+from inflight.runtime.state_store import StateShape, StateStore
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import SchedulerOutput
 
@@ -125,7 +125,7 @@ def test_nan_behind_the_common_tokens_is_not_copied(folder: Path) -> None:
     """Attention may multiply what lies behind a sequence's last token by 0, and 0 times NaN is NaN."""
     engine = small_engine(folder, partial=True, host_bytes=0)
     engine.serve([request(2, STEM, 2)])
-    caches = [cache for layer in engine.runner._kv_cache.layers for cache in (layer.keys, layer.values)]
+    caches = [cache for layer in engine.runner._store.states for cache in (layer["keys"], layer["values"])]
     for cache in caches:
         cache[0, 2:] = torch.nan
     prompt = [*STEM[:2], 7]
@@ -147,26 +147,26 @@ def test_a_runner_without_host_memory_refuses_steps_that_need_it(folder: Path) -
 # -- the memory --------------------------------------------------------------------------------------------------------
 
 SPECS = (
-    CacheSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32),
-    CacheSpec(num_kv_heads=1, head_dim=24, dtype=torch.bfloat16),
-    CacheSpec(num_kv_heads=2, head_dim=16, dtype=torch.float8_e4m3fn),
+    KeyValueSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32).state_spec,
+    KeyValueSpec(num_kv_heads=1, head_dim=24, dtype=torch.bfloat16).state_spec,
+    KeyValueSpec(num_kv_heads=2, head_dim=16, dtype=torch.float8_e4m3fn).state_spec,
 )
-SHAPE = KVCacheShape(layers=SPECS, block_size=BLOCK_SIZE)
+SHAPE = StateShape(specs=SPECS, block_size=BLOCK_SIZE)
 
 
-def fill(kv_cache: KVCache) -> None:
-    for layer in kv_cache.layers:
-        for cache in (layer.keys, layer.values):
+def fill(kv_cache: StateStore) -> None:
+    for layer in kv_cache.states:
+        for cache in (layer["keys"], layer["values"]):
             cache.copy_(torch.randn(cache.shape))
 
 
-def block_bytes(kv_cache: KVCache, block_id: int) -> list[bytes]:
-    caches = [cache for layer in kv_cache.layers for cache in (layer.keys, layer.values)]
+def block_bytes(kv_cache: StateStore, block_id: int) -> list[bytes]:
+    caches = [cache for layer in kv_cache.states for cache in (layer["keys"], layer["values"])]
     return [cache[block_id].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for cache in caches]
 
 
 def test_a_round_trip_changes_no_bit() -> None:
-    kv_cache = KVCache(SHAPE, 6, CPU)
+    kv_cache = StateStore(SHAPE, 6, CPU)
     host = HostBlocks(kv_cache, SHAPE, 4, CPU)
     fill(kv_cache)
     before = [block_bytes(kv_cache, block_id) for block_id in range(6)]
@@ -182,10 +182,10 @@ def test_a_round_trip_changes_no_bit() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_round_trip_over_a_gpus_stream_changes_no_bit() -> None:
     device = torch.device("cuda")
-    kv_cache = KVCache(SHAPE, 6, device)
+    kv_cache = StateStore(SHAPE, 6, device)
     host = HostBlocks(kv_cache, SHAPE, 4, device)
     fill(kv_cache)
-    caches = [cache for layer in kv_cache.layers for cache in (layer.keys, layer.values)]
+    caches = [cache for layer in kv_cache.states for cache in (layer["keys"], layer["values"])]
     before = [cache[5].cpu() for cache in caches]
     with torch.cuda.stream(torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
@@ -198,7 +198,7 @@ def test_a_round_trip_over_a_gpus_stream_changes_no_bit() -> None:
 
 def test_no_file_can_be_seen_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    host = HostBlocks(KVCache(SHAPE, 2, CPU), SHAPE, 2, CPU)
+    host = HostBlocks(StateStore(SHAPE, 2, CPU), SHAPE, 2, CPU)
     assert os.listdir(tmp_path) == []
     assert host.num_blocks == 2
 
@@ -212,7 +212,7 @@ def test_pinned_memory_is_bounded_by_the_ranks_share(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("region_blocks", [1, 3])
 def test_blocks_may_lie_in_several_regions(region_blocks: int) -> None:
-    kv_cache = KVCache(SHAPE, 6, CPU)
+    kv_cache = StateStore(SHAPE, 6, CPU)
     host = HostBlocks(kv_cache, SHAPE, 5, CPU)
     host._region_blocks = region_blocks
     host._regions = list(host._regions[0].split(region_blocks))

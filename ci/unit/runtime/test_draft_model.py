@@ -221,8 +221,8 @@ def test_cold_blocks_hold_its_keys_and_values_too(folder: Path) -> None:
     prompt = make_prompt(29, seed=4)
     engine.serve([make_request(1, prompt, 1)])
     engine.serve([make_request(2, make_prompt(40, seed=5), 20)])
-    layers = engine.runner._kv_cache.layers
-    before = [layer.keys.clone() for layer in layers]
+    layers = engine.runner._store.states
+    before = [layer["keys"].clone() for layer in layers]
     engine.serve([make_request(3, prompt, 30)])
     engine.runner.close()
     metrics = metrics_of(engine, 3)

@@ -37,7 +37,7 @@ class Passes:
         self.token_ids: list[Tensor] = []
         self.metadata: list[AttentionMetadata] = []
 
-    cache_specs = ()
+    state_specs = ()
 
     def forward(self, token_ids_T: Tensor, caches: Any, metadata: AttentionMetadata) -> Tensor:
         self.token_ids.append(token_ids_T)

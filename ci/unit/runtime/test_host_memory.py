@@ -15,18 +15,18 @@ import torch
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError, InsufficientMemory
-from inflight.layers.attention import CacheSpec
-from inflight.runtime import host_memory, kv_cache
+from inflight.layers.attention import KeyValueSpec
+from inflight.runtime import host_memory, state_store
 from inflight.runtime.device import free_memory, resident_memory
 from inflight.runtime.host_memory import available_memory
-from inflight.runtime.kv_cache import SPARE_CPU_BYTES, KVCache, KVCacheShape
 from inflight.runtime.loading import RankResources, load_engine
+from inflight.runtime.state_store import SPARE_CPU_BYTES, StateShape, StateStore
 
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-SPEC = CacheSpec(num_kv_heads=2, head_dim=32, dtype=torch.bfloat16)
-SHAPE = KVCacheShape(layers=(SPEC,) * 4, block_size=16)
+SPEC = KeyValueSpec(num_kv_heads=2, head_dim=32, dtype=torch.bfloat16).state_spec
+SHAPE = StateShape(specs=(SPEC,) * 4, block_size=16)
 MIB = 2**20
 
 
@@ -41,20 +41,20 @@ def own_memory() -> int:
 def test_what_is_configured_is_resident_from_the_start() -> None:
     num_blocks = 128 * MIB // SHAPE.block_bytes
     before = own_memory()
-    cache = KVCache(SHAPE, num_blocks, CPU)
+    cache = StateStore(SHAPE, num_blocks, CPU)
     grown = own_memory() - before
     assert abs(grown - num_blocks * SHAPE.block_bytes) < 16 * MIB
-    for layer in cache.layers:
-        layer.keys.fill_(1.0)
-        layer.values.fill_(2.0)
-        assert (layer.keys == 1.0).all()  # they do not overlap
+    for layer in cache.states:
+        layer["keys"].fill_(1.0)
+        layer["values"].fill_(2.0)
+        assert (layer["keys"] == 1.0).all()  # they do not overlap
     assert own_memory() - before < grown + 64 * MIB  # of comparisons, and of what earlier tests left to free
     assert resident_memory() > grown
 
 
 def test_a_cache_begins_with_zeros() -> None:
-    for layer in KVCache(SHAPE, 3, CPU).layers:
-        for tensor in (layer.keys, layer.values):
+    for layer in StateStore(SHAPE, 3, CPU).states:
+        for tensor in (layer["keys"], layer["values"]):
             assert tensor.shape == (4, 16, 2, 32) and tensor.dtype == torch.bfloat16
             assert tensor.is_contiguous() and not tensor.any()
 
@@ -62,8 +62,8 @@ def test_a_cache_begins_with_zeros() -> None:
 def test_a_deferred_cache_takes_its_memory_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     num_blocks = 128 * MIB // SHAPE.block_bytes
     before = own_memory()
-    cache = KVCache(SHAPE, num_blocks, CPU, is_deferred=True)
-    keys = cache.layers[1].keys
+    cache = StateStore(SHAPE, num_blocks, CPU, is_deferred=True)
+    keys = cache.states[1].keys
     keys[5] = 3.0
     assert own_memory() - before < 16 * MIB
     cache.occupy()
@@ -71,17 +71,17 @@ def test_a_deferred_cache_takes_its_memory_when_it_is_told_to(monkeypatch: pytes
     while own_memory() - before < 120 * MIB:
         assert time.monotonic() < deadline, "it took none"
     assert (keys[5] == 3.0).all() and not keys[6].any()
-    monkeypatch.setattr(kv_cache, "available_memory", lambda: SPARE_CPU_BYTES + 127 * MIB)
+    monkeypatch.setattr(state_store, "available_memory", lambda: SPARE_CPU_BYTES + 127 * MIB)
     with pytest.raises(InsufficientMemory, match=r"takes 0\.13 GiB; 0\.13 GiB .* only 0\.12 GiB"):
         cache.occupy()
 
 
 def test_memory_that_is_not_there_is_said_before_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     num_blocks = 1024 * MIB // SHAPE.block_bytes - 1
-    monkeypatch.setattr(kv_cache, "available_memory", lambda: SPARE_CPU_BYTES + 1024 * MIB - 1)
-    monkeypatch.setattr(kv_cache.HugePageArena, "take", lambda *_: pytest.fail("took some"))
+    monkeypatch.setattr(state_store, "available_memory", lambda: SPARE_CPU_BYTES + 1024 * MIB - 1)
+    monkeypatch.setattr(state_store.HugePageArena, "take", lambda *_: pytest.fail("took some"))
     with pytest.raises(ConfigurationError) as caught:
-        KVCache(SHAPE, num_blocks, CPU)
+        StateStore(SHAPE, num_blocks, CPU)
     assert str(caught.value) == (
         "the KV cache takes 1.00 GiB; 1.00 GiB of it are not allocated yet, but only 1.00 GiB of memory are available; "
         "lower max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, or free memory"
@@ -90,13 +90,15 @@ def test_memory_that_is_not_there_is_said_before_any_is_taken(monkeypatch: pytes
 
 def test_memory_that_others_take_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     left = [2048 * MIB, 2048 * MIB, 512 * MIB]
-    monkeypatch.setattr(kv_cache, "available_memory", lambda: left.pop(0) + SPARE_CPU_BYTES)
+    monkeypatch.setattr(state_store, "available_memory", lambda: left.pop(0) + SPARE_CPU_BYTES)
     taken: list[int] = []
     monkeypatch.setattr(
-        kv_cache.HugePageArena, "take", lambda _, count, dtype: taken.append(count) or torch.empty(count, dtype=dtype)
+        state_store.HugePageArena,
+        "take",
+        lambda _, count, dtype: taken.append(count) or torch.empty(count, dtype=dtype),
     )
     with pytest.raises(ConfigurationError, match=r"takes 1\.00 GiB; 0\.75 GiB .* only 0\.50 GiB"):
-        KVCache(SHAPE, 1024 * MIB // SHAPE.block_bytes - 1, CPU)
+        StateStore(SHAPE, 1024 * MIB // SHAPE.block_bytes - 1, CPU)
     assert len(taken) == 2
 
 

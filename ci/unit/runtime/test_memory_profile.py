@@ -22,7 +22,7 @@ from inflight.errors import InsufficientMemory
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.models.decoder import Decoder
 from inflight.request_limits import RequestLimits
-from inflight.runtime import kv_cache, loading, model_runner
+from inflight.runtime import loading, model_runner, state_store
 from inflight.runtime.loading import EngineParts, LoadedEngine, load_engine, load_parts
 from inflight.runtime.memory_profile import largest_steps, step_bytes
 from inflight.runtime.model_runner import ModelRunner
@@ -198,9 +198,9 @@ def test_a_step_that_does_not_fit_names_its_sizes(checkpoint: TinyCheckpoint, cu
 
 def test_on_a_cpu_nothing_is_measured(checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     config = config_of(checkpoint, kv_cache_free_gpu_mem_fraction=0.5)
-    free_bytes = 100 * load_parts(config, SingleRank()).cache_shape.block_bytes
-    monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: free_bytes)
-    assert load_engine(config, SingleRank(), lambda parts: free_bytes).kv_cache.num_blocks == 50
+    free_bytes = 100 * load_parts(config, SingleRank()).state_shape.block_bytes
+    monkeypatch.setattr(state_store, "free_memory", lambda device, num_ranks: free_bytes)
+    assert load_engine(config, SingleRank(), lambda parts: free_bytes).store.num_blocks == 50
 
 
 def test_what_steps_take_on_a_gpu_is_kept_from_the_kv_cache(
@@ -208,8 +208,8 @@ def test_what_steps_take_on_a_gpu_is_kept_from_the_kv_cache(
 ) -> None:
     config = config_of(checkpoint, kv_cache_free_gpu_mem_fraction=0.5)
     parts = replace(load_parts(config, SingleRank()), device=torch.device("cuda"))
-    free_bytes = 100 * parts.cache_shape.block_bytes
-    monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: free_bytes)
+    free_bytes = 100 * parts.state_shape.block_bytes
+    monkeypatch.setattr(state_store, "free_memory", lambda device, num_ranks: free_bytes)
     monkeypatch.setattr(loading, "load_parts", lambda *_: parts)
     monkeypatch.setattr(loading, "with_cache", lambda parts, num_blocks, *_, **__: num_blocks)
     assert load_engine(config, SingleRank(), lambda parts: free_bytes // 2) == 25
@@ -230,7 +230,7 @@ def test_the_largest_steps_take_no_more_than_was_measured(
     config = replace(config_of(checkpoint, max_tokens_in_paged_kv_cache=512), device="cuda")
     runner = ModelRunner.load(config, SingleRank())
     ((weight_bytes, measured_bytes),) = found
-    cache_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in runner._kv_cache.layers)
+    cache_bytes = sum(layer["keys"].nbytes + layer["values"].nbytes for layer in runner._store.states)
     torch.cuda.reset_peak_memory_stats()
     for step in largest_steps(runner.limits, runner.block_size, MAX_NUM_TOKENS, is_staged=False):
         handle = runner.forward(step)

@@ -23,13 +23,13 @@ from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
-from inflight.layers.attention import CacheSpec
-from inflight.runtime import kv_cache
+from inflight.layers.attention import KeyValueSpec
+from inflight.runtime import state_store
 from inflight.runtime.device import choose_device, count_threads, with_settled_dtype
-from inflight.runtime.kv_cache import KVCache, KVCacheShape, count_blocks
 from inflight.runtime.loading import LoadedEngine, load_engine
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.runner import Runner
+from inflight.runtime.state_store import StateShape, StateStore, count_blocks
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
 from inflight_kernels import cpu
@@ -38,8 +38,8 @@ from inflight_kernels.cpu import library, variants
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-SPEC = CacheSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32)
-SHAPE = KVCacheShape(layers=(SPEC, SPEC), block_size=4)
+SPEC = KeyValueSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32).state_spec
+SHAPE = StateShape(specs=(SPEC, SPEC), block_size=4)
 BLOCK_BYTES = 2 * 2 * 4 * 2 * 8 * 4
 
 
@@ -176,8 +176,8 @@ def test_a_processor_without_bfloat16_computes_in_float32_unless_told(
     assert usual.description.dtype == name and told() == []
     monkeypatch.setattr(library, "processor_flags", lambda: variants.AVX2.needs)
     wide = load(config)
-    assert {spec.dtype for spec in wide.decoder.cache_specs} == {torch.float32}
-    assert wide.kv_cache.layers[0].keys.nbytes == 2 * usual.kv_cache.layers[0].keys.nbytes
+    assert {spec.tensors[0].dtype for spec in wide.decoder.state_specs} == {torch.float32}
+    assert wide.store.states[0]["keys"].nbytes == 2 * usual.store.states[0]["keys"].nbytes
     assert wide.description.dtype == wide.description.weight_dtype == wide.description.kv_cache_dtype == "float32"
     assert checkpoint_digest([str(folder)], wide.description) != checkpoint_digest([str(folder)], usual.description)
     [line] = told()
@@ -222,13 +222,13 @@ def test_the_leaders_processor_settles_the_type_for_all_ranks(monkeypatch: pytes
 
 
 def blocks(free_bytes: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
-    monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: free_bytes)
+    monkeypatch.setattr(state_store, "free_memory", lambda device, num_ranks: free_bytes)
     config = EngineConfig(tokens_per_block=4, **options).for_device("cpu")
     return count_blocks(config, SHAPE, ParallelGroups(), CPU, 0, 1 << 20)
 
 
 def test_a_cpu_that_was_told_nothing_keeps_what_a_full_batch_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_cache, "free_memory", lambda device, num_ranks: 2**40)
+    monkeypatch.setattr(state_store, "free_memory", lambda device, num_ranks: 2**40)
     config = EngineConfig(tokens_per_block=4, max_batch_size=3)
     assert count_blocks(config, SHAPE, ParallelGroups(), CPU, 0, max_seq_len=10) == 3 * 3
 
@@ -239,12 +239,12 @@ def test_block_bytes() -> None:
 
 def test_layers_may_differ() -> None:
     """Each has a cache of its own shape and type, and a block's bytes are those of all."""
-    wide = CacheSpec(num_kv_heads=1, head_dim=24, dtype=torch.bfloat16, sliding_window=5)
-    shape = KVCacheShape(layers=(SPEC, wide), block_size=4)
+    wide = KeyValueSpec(num_kv_heads=1, head_dim=24, dtype=torch.bfloat16, sliding_window=5).state_spec
+    shape = StateShape(specs=(SPEC, wide), block_size=4)
     assert shape.block_bytes == BLOCK_BYTES // 2 + 2 * 4 * 24 * 2
-    cache = KVCache(shape, 3, CPU)
-    assert [layer.keys.shape for layer in cache.layers] == [(4, 4, 2, 8), (4, 4, 1, 24)]
-    assert [layer.values.dtype for layer in cache.layers] == [torch.float32, torch.bfloat16]
+    cache = StateStore(shape, 3, CPU)
+    assert [layer["keys"].shape for layer in cache.states] == [(4, 4, 2, 8), (4, 4, 1, 24)]
+    assert [layer["values"].dtype for layer in cache.states] == [torch.float32, torch.bfloat16]
 
 
 def test_blocks_by_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_copies_come_before_the_step_writes(runner: ModelRunner, checkpoint: Tin
     tokens = run(runner, [whole(0, prompt)], [new_sequence(0, prompt, [20, 21])])
     run(runner, [RowWork(row=0, start=5, num_tokens=1)], block_copies=[(21, 22)])
     assert tokens == expected[:1]
-    cache = runner._kv_cache.layers[-1].keys
+    cache = runner._store.states[-1]["keys"]
     assert torch.equal(cache[21, :1], cache[22, :1]) and cache[21, 1].any()
     assert not torch.equal(cache[21, 1], cache[22, 1])
 
@@ -253,7 +253,7 @@ def test_padded_steps_have_few_shapes_and_always_the_same_memory(
     assert len(numbers) == 1
     assert addresses == [t.data_ptr() for t in (state.lengths_R, state.block_table, state.last_token_R)]
     assert state.lengths_R[state.padding_row] == 0
-    assert not padded_runner._kv_cache.layers[0].keys[padded_runner._kv_cache.filler_block].any()
+    assert not padded_runner._store.states[0]["keys"][padded_runner._store.filler_block].any()
 
 
 def test_the_largest_step_fits_into_the_input_buffer(padded_runner: ModelRunner) -> None:

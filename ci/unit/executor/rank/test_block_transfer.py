@@ -18,15 +18,15 @@ from inflight.executor.rank.block_transfer import receiver as receiver_module
 from inflight.executor.rank.block_transfer.receiver import BlockReceiver
 from inflight.executor.rank.block_transfer.sender import BlockSender
 from inflight.executor.wire.block_messages import BlockFetch, Endpoint, Fetched, report
-from inflight.layers.attention import CacheSpec
+from inflight.layers.attention import KeyValueSpec
 from inflight.runtime import prompt_blocks
-from inflight.runtime.kv_cache import KVCache, KVCacheShape
 from inflight.runtime.prompt_blocks import PromptBlocks
+from inflight.runtime.state_store import StateShape, StateStore
 
-SHAPE = KVCacheShape(
-    layers=(
-        CacheSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32),
-        CacheSpec(num_kv_heads=1, head_dim=4, dtype=torch.bfloat16),
+SHAPE = StateShape(
+    specs=(
+        KeyValueSpec(num_kv_heads=2, head_dim=8, dtype=torch.float32).state_spec,
+        KeyValueSpec(num_kv_heads=1, head_dim=4, dtype=torch.bfloat16).state_spec,
     ),
     block_size=4,
 )
@@ -38,22 +38,22 @@ SECRET = "s" * 64
 class Rank:
     """Its cache, and what it has for others or from them."""
 
-    shape: KVCacheShape = SHAPE
-    cache: KVCache = field(init=False)
+    shape: StateShape = SHAPE
+    cache: StateStore = field(init=False)
     blocks: PromptBlocks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cache = KVCache(self.shape, NUM_BLOCKS, torch.device("cpu"))
+        self.cache = StateStore(self.shape, NUM_BLOCKS, torch.device("cpu"))
         self.blocks = PromptBlocks(self.cache, self.shape, max_tokens=8 * SHAPE.block_size)
 
     def content(self, block_ids: list[int]) -> list[torch.Tensor]:
-        return [cache[block_ids] for layer in self.cache.layers for cache in (layer.keys, layer.values)]
+        return [cache[block_ids] for layer in self.cache.states for cache in (layer["keys"], layer["values"])]
 
 
 @pytest.fixture
 def ranks() -> Iterator[tuple[Rank, Rank]]:
     both = Rank(), Rank()
-    for cache in (cache for layer in both[0].cache.layers for cache in (layer.keys, layer.values)):
+    for cache in (cache for layer in both[0].cache.states for cache in (layer["keys"], layer["values"])):
         cache.copy_(torch.randn(cache.shape).to(cache.dtype))
     yield both
     for rank in both:
@@ -146,8 +146,8 @@ def test_blocks_arrive_as_they_were(link: Link, ranks: tuple[Rank, Rank], is_loc
     first, second = ranks
     first.blocks.export([(b"key", [3, 1, 8])])
     wanted = [content.clone() for content in first.content([1, 8])]
-    for layer in first.cache.layers:
-        layer.keys.zero_()
+    for layer in first.cache.states:
+        layer["keys"].zero_()
     assert link.fetch(b"key", 3, is_local=is_local)
     until(lambda: first.blocks.num_exported == 0, "who has sent it forgets it")
     second.blocks.place([(7, [(1, 5), (2, 0)])])
@@ -159,7 +159,7 @@ def test_blocks_arrive_as_they_were(link: Link, ranks: tuple[Rank, Rank], is_loc
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])
 def test_a_stage_with_fewer_layers_than_the_leaders_gets_its_part(tmp_path: Path, is_local: bool) -> None:
-    shape = KVCacheShape(layers=SHAPE.layers[1:], block_size=SHAPE.block_size)
+    shape = StateShape(specs=SHAPE.specs[1:], block_size=SHAPE.block_size)
     first, second = Rank(shape), Rank(shape)
     link = Link(tmp_path, (first, second))
     first.blocks.export([(b"key", [3, 1, 8])])

@@ -1,4 +1,6 @@
-"""Keys and values of all layers in blocks, and how many blocks fit. Knows no sequence."""
+"""What all layers keep from step to step: blocks of tokens, slots of sequences, and how many of them fit. Knows no
+sequence, and of a unit no more than its bytes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import inflight_kernels
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import InsufficientMemory
-from inflight.layers.attention import CacheSpec, LayerCache
+from inflight.layers.state import StateSpec, Unit
 from inflight.runtime.device import free_memory, gib
 from inflight.runtime.host_memory import available_memory, occupy
 from inflight_kernels.cpu import HugePageArena
@@ -28,21 +30,26 @@ SPARE_CPU_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KVCacheShape:
-    """The cache of one rank: its network's `cache_specs`, one for each layer, and the number of tokens of a block."""
+class StateShape:
+    """What one rank keeps: its networks' `state_specs`, and the number of tokens of a block."""
 
-    layers: tuple[CacheSpec, ...]
+    specs: tuple[StateSpec, ...]
     block_size: int
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block: the keys and values of all layers."""
-        return self.block_size * sum(spec.token_bytes for spec in self.layers)
+        """Bytes of a block in all layers that have blocks; may be 0."""
+        return self.block_size * sum(spec.num_bytes for spec in self.specs if spec.unit is Unit.BLOCK)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a sequence's slot in all layers that have slots; 0 = none has."""
+        return sum(spec.num_bytes for spec in self.specs if spec.unit is Unit.SEQUENCE)
 
 
 def count_blocks(
     config: EngineConfig,
-    shape: KVCacheShape,
+    shape: StateShape,
     groups: ParallelGroups,
     device: torch.device,
     reserved_bytes: int,
@@ -53,7 +60,7 @@ def count_blocks(
 
     `reserved_bytes`: memory of a step, subtracted from the free memory first. `max_seq_len`: without a configured size,
     the cache of a CPU is not larger than `max_batch_size` sequences of this length need, because it is allocated at the
-    start. Raises InsufficientMemory if there is no room; with spare ranks, `KVCache.occupy` does.
+    start. Raises InsufficientMemory if there is no room; with spare ranks, `StateStore.occupy` does.
     """
     limits: list[int] = []
     tokens, fraction = config.max_tokens_in_paged_kv_cache, config.kv_cache_free_gpu_mem_fraction
@@ -76,7 +83,7 @@ def count_blocks(
     return num_blocks
 
 
-def _check_room(tokens: int, shape: KVCacheShape, free_bytes: int) -> None:
+def _check_room(tokens: int, shape: StateShape, free_bytes: int) -> None:
     num_bytes = tokens // shape.block_size * shape.block_bytes
     if num_bytes > free_bytes:
         raise InsufficientMemory(
@@ -93,43 +100,61 @@ def _cache_bytes(device: torch.device, fraction: float, free_bytes: int) -> int:
     return min(int(DEFAULT_CPU_FRACTION * free_bytes), MAX_DEFAULT_CPU_BYTES)
 
 
-class KVCache:
-    """The tensors of `num_blocks` blocks for sequences and of one more that is never written: `filler_block`."""
+class StateStore:
+    """The tensors of `num_blocks` blocks for sequences and of one more that is never written, `filler_block`; and of
+    `num_slots` slots: one for each row, one for padding, then those of snapshots."""
 
     def __init__(
-        self, shape: KVCacheShape, num_blocks: int, device: torch.device, *, is_deferred: bool = False
+        self, shape: StateShape, num_blocks: int, device: torch.device, num_slots: int = 0, *, is_deferred: bool = False
     ) -> None:
         """`is_deferred`: on a CPU most of the memory is taken by `occupy`. Raises InsufficientMemory if the host lacks
         the memory that is taken now."""
         self.num_blocks = num_blocks
         self.filler_block = num_blocks
-        num_bytes = (num_blocks + 1) * shape.block_bytes
+        self.num_slots = num_slots if shape.slot_bytes else 0
+        num_bytes = (num_blocks + 1) * shape.block_bytes + self.num_slots * shape.slot_bytes
         memory = _HostMemory(num_bytes, is_deferred=is_deferred) if device.type == "cpu" else None
 
         def zeros(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             # Attention multiplies masked values by 0, and 0 times a NaN that was left in memory is NaN.
             return memory.zeros(size, dtype) if memory else torch.zeros(size, dtype=dtype, device=device)
 
-        self.layers = [LayerCache.of(spec, num_blocks + 1, shape.block_size, zeros) for spec in shape.layers]
+        num_units = {Unit.BLOCK: num_blocks + 1, Unit.SEQUENCE: self.num_slots}
+        self.states = [spec.allocate(num_units[spec.unit], shape.block_size, zeros) for spec in shape.specs]
+        """As networks take them, in the order of the specs."""
+        self.block_tensors, self.slot_tensors = (
+            [
+                t
+                for spec, state in zip(shape.specs, self.states, strict=True)
+                if spec.unit is unit
+                for t in state.values()
+            ]
+            for unit in (Unit.BLOCK, Unit.SEQUENCE)
+        )
 
     @property
-    def tensors(self) -> list[Tensor]:
-        """Of all layers; see LayerCache."""
-        return [tensor for layer in self.layers for tensor in layer.tensors]
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in [*self.block_tensors, *self.slot_tensors])
 
     def occupy(self) -> None:
-        """Begin to take the memory of a deferred cache, beside the steps that use it. Raises InsufficientMemory."""
-        num_bytes = sum(tensor.nbytes for tensor in self.tensors)
-        _check_available(num_bytes, num_bytes)
-        threading.Thread(target=occupy, args=(self.tensors,), name="inflight-kv-memory", daemon=True).start()
+        """Begin to take the memory of a deferred store, beside the steps that use it. Raises InsufficientMemory."""
+        _check_available(self.num_bytes, self.num_bytes)
+        tensors = [*self.block_tensors, *self.slot_tensors]
+        threading.Thread(target=occupy, args=(tensors,), name="inflight-kv-memory", daemon=True).start()
 
     def copy_blocks(self, sources: Tensor, destinations: Tensor) -> None:
         """Copy whole blocks in every layer; see `inflight_kernels.copy_blocks`. Both int64 (pairs,)."""
-        inflight_kernels.copy_blocks(self.tensors, sources.contiguous(), destinations.contiguous())
+        if self.block_tensors:
+            inflight_kernels.copy_blocks(self.block_tensors, sources.contiguous(), destinations.contiguous())
+
+    def copy_slots(self, sources: Tensor, destinations: Tensor) -> None:
+        """The same for slots."""
+        inflight_kernels.copy_blocks(self.slot_tensors, sources.contiguous(), destinations.contiguous())
 
     def scrub(self, block_ids: list[int]) -> None:
-        """Replace NaN and infinity by 0 before other sequences get the blocks. Finite values may be shared and stay."""
-        for tensor in self.tensors if block_ids else ():
+        """Replace NaN and infinity by 0 before other sequences get the blocks. Finite values may be shared and stay.
+        Slots need none of this: a sequence that begins reads nothing of its slot."""
+        for tensor in self.block_tensors if block_ids else ():
             for block_id in block_ids:
                 _make_finite(tensor[block_id])
 

@@ -1,0 +1,59 @@
+"""What a layer keeps from step to step, as data: whoever allocates, copies, moves or shares it knows no more than this.
+
+A unit of state stands for a block of tokens, as keys and values do, or for a whole sequence, as the state of a
+recurrence does. The blocks of a sequence are in its block table; its own unit is the slot with the number of its row.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LayerState = Mapping[str, Tensor]
+"""The tensors of a StateSpec by their names. Their first dimension are units: (blocks, tokens of a block, *shape), or
+(slots, *shape)."""
+
+Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Makes a tensor of a shape and dtype."""
+
+
+class Unit(enum.Enum):
+    BLOCK = "block"
+    SEQUENCE = "sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    name: str
+    shape: tuple[int, ...]
+    """Of what each token has of it, or each sequence."""
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpec:
+    unit: Unit
+    tensors: tuple[TensorSpec, ...]
+    window: int = 0
+    """Last tokens whose part of it is read, the token that reads included; 0 = all."""
+    scales: tuple[float, ...] = ()
+    """What stored numbers have to be multiplied by: ranks that hand over units must have the same."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of what each token has, or each sequence."""
+        return sum(tensor.num_bytes for tensor in self.tensors)
+
+    def allocate(self, num_units: int, block_size: int, zeros: Zeros) -> LayerState:
+        """`block_size`: tokens of a block."""
+        units = (num_units, block_size) if self.unit is Unit.BLOCK else (num_units,)
+        return {tensor.name: zeros((*units, *tensor.shape), tensor.dtype) for tensor in self.tensors}
