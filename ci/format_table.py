@@ -52,6 +52,7 @@ from inflight.models.gguf_checkpoint import open_checkpoint  # noqa: E402
 from inflight.models.implementation import read_config  # noqa: E402
 from inflight.models.weights import WeightLoader  # noqa: E402
 from inflight.runtime import loading  # noqa: E402
+from inflight.runtime.state_store import Units  # noqa: E402
 from inflight_kernels import BlockScaledWeight, CodedWeight, Inputs  # noqa: E402
 from inflight_kernels.cpu import variants, variants_here  # noqa: E402
 
@@ -181,9 +182,9 @@ def _on_cpu(checkpoint: TinyCheckpoint, cpu_compile: str, options: dict[str, str
     except ConfigurationError:
         return None
     held = _held(parts.networks[0])
-    engine = loading.with_cache(parts, 16)
+    engine = loading.with_cache(parts, Units(16, None))
     assert isinstance(engine.decoder, CompiledNetwork) == (cpu_compile == "true")
-    assert Network(engine.decoder, engine.kv_cache).logits(STEP).isfinite().all()
+    assert Network(engine.decoder, engine.store).logits(STEP).isfinite().all()
     return held
 
 

@@ -166,6 +166,10 @@ class EngineConfig:
     """Host memory of each rank for cold KV blocks: pinned, or on a CPU a nameless file in TMPDIR; 0 = none."""
     secondary_offload_min_priority: int = 30
     """Retention priority, 0 to 100, from which on cold blocks go to host memory; others are given up."""
+    state_snapshot_interval: int = 512
+    """Recurrent layers: tokens after which a sequence's state is kept again, for requests with the same prefix."""
+    num_state_snapshots: int = 0
+    """Recurrent layers: kept states; 0 = 4 for each of max_batch_size, in at most a quarter of the cache's memory."""
     event_buffer_max_size: int = 0
     """KV cache events that are kept for a program until it fetches them; 0 = none are made."""
 

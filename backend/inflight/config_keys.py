@@ -23,6 +23,7 @@ POSITIVE_KEYS = (
     "kv_transfer_timeout_ms",
     "journal_max_deaths",
     "max_matching_ngram_size",
+    "state_snapshot_interval",
     "lora_cache_max_adapter_size",
 )
 
@@ -43,6 +44,7 @@ NOT_NEGATIVE_KEYS = (
     "max_tokens_in_paged_kv_cache",
     "kv_cache_host_memory_bytes",
     "secondary_offload_min_priority",
+    "num_state_snapshots",
     "event_buffer_max_size",
     "num_threads",
     "max_loras",
@@ -83,6 +85,8 @@ LARGEST = {
     "max_tokens_in_paged_kv_cache": 2**48,
     "kv_cache_host_memory_bytes": 2**48,
     "event_buffer_max_size": 2**20,
+    "state_snapshot_interval": 2**30,
+    "num_state_snapshots": 2**20,
     "secondary_offload_min_priority": MAX_PRIORITY,
     "max_tensor_bytes_per_request": 2**48,
     "max_prompt_embedding_bytes": 48 * 2**20,  # a message to the leader may have 64 MiB

@@ -116,6 +116,8 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Which of the sequence's `weighed_drafts` is to be accepted or rejected by its first sampled token; the next ones
     by the next. NO_DRAFT = none: the output does not begin with them, or has reached their end. The host knows all
     tokens before the first sampled one."""
+    kept_states: list[tuple[int, int]] = []
+    """(index of a token, slot) pairs: the state of the sequence behind this token is written to the slot too."""
     unseen_token_ids: list[int] = []
     """Of a row whose drafts are DRAFTED: the tokens before `start` that the draft model has not computed, because it
     had no part in the steps that did. Where some are left out its drafts are worse."""
@@ -140,6 +142,9 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     block_copies: list[tuple[int, int]] = []
     """(source, destination) blocks, copied before anything else of the step is computed: for sequences that diverge
     within a block. No destination appears twice, and none is a source."""
+    state_copies: list[tuple[int, int]] = []
+    """(source, row) slots of sequences' states, copied before anything else of the step is computed. No row is also a
+    source. Slots beyond those of rows and of padding are for what `RowWork.kept_states` keeps."""
     offloads: list[tuple[int, int]] = []
     """(block, host block) pairs, copied before all other copies: blocks that are given up on the device but kept."""
     onboards: list[tuple[int, int]] = []

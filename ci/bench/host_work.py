@@ -58,6 +58,7 @@ class NullRunner:
     description = EngineDescription(device="cpu")
     block_size = BLOCK_SIZE
     num_host_blocks = 0
+    num_snapshots = None
     grammars = None
     adapters = None
     adapter_library = None

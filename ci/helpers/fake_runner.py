@@ -2,7 +2,8 @@
 
 The state of each token (see fake_network.py) lies in the simulated memory, and is read back through the row's block
 table, as attention would. So a block that was overwritten, shared wrongly or not yet written is found in the step that
-reads it.
+reads it. With `num_state_slots` the same states also lie in slots, as those of a recurrence would: each row goes on
+from the one in its slot.
 """
 
 from __future__ import annotations
@@ -70,13 +71,15 @@ class FakeRunner:
         max_num_tokens: int,
         num_stages: int = 1,
         num_host_blocks: int = 0,
+        num_state_slots: int | None = None,
         fail_launch: Callable[[int], bool] = lambda step: False,
         fail_collect: Callable[[int], bool] = lambda step: False,
         row_error: Callable[[Row], str | None] = lambda row: None,
         forced: Callable[[Row], list[int]] = lambda row: [],
         is_lasting: Callable[[Exception], bool] = lambda error: False,
     ) -> None:
-        """`num_stages`: pipeline stages. With several, the host must know every token of a step.
+        """`num_stages`: pipeline stages. With several, the host must know every token of a step. `num_state_slots`:
+        besides those of rows and padding; None = the network has no recurrence.
 
         `fail_*`: given the number of the step, from 0, whether it raises. `row_error`: a row that cannot go on.
         `forced`: what a guided row that is about to sample is told to be forced. `is_lasting`: whether a step's
@@ -88,6 +91,9 @@ class FakeRunner:
         self.max_outstanding = max(2, num_stages)
         self.memory = [EMPTY] * (num_blocks * block_size)
         self.host_memory = [EMPTY] * (num_host_blocks * block_size)
+        self.slots: list[int] | None = None
+        if num_state_slots is not None:
+            self.slots = [EMPTY] * (max_batch_size + 1 + num_state_slots)
         self.exported: dict[bytes, list[int]] = {}
         """Prompts that other runners may take: key -> content of their blocks."""
         self.arrived: dict[int, list[int]] = {}
@@ -119,6 +125,8 @@ class FakeRunner:
         read = [self._read_prefix(row, part.start) for row, part, _ in work]
         for (row, part, token_ids), state in zip(work, read, strict=True):
             self._write(row, part.start, token_ids, state)
+        for _, part, token_ids in work:
+            self._recur(part, token_ids)
         for row, part, _ in work:
             self._read_prefix(row, part.start + part.num_tokens)
         for key, block_ids in scheduled.exports:
@@ -149,6 +157,8 @@ class FakeRunner:
     def _lose_memory(self) -> None:
         """A failed step leaves undefined content, also in what was copied."""
         self.memory, self.host_memory = [EMPTY] * len(self.memory), [EMPTY] * len(self.host_memory)
+        if self.slots is not None:
+            self.slots = [EMPTY] * len(self.slots)
 
     def survives(self, error: Exception) -> bool:
         return not self._is_lasting(error)
@@ -177,6 +187,34 @@ class FakeRunner:
         assert len(destinations) == num_copies, "a block is copied to twice"
         assert destinations.issuperset(scheduled.scrubbed_block_ids)
         self._copy_blocks(scheduled.block_copies, self.memory, self.memory)
+        self._copy_states(scheduled)
+
+    def _copy_states(self, scheduled: SchedulerOutput) -> None:
+        assert self.slots is not None or not scheduled.state_copies
+        sources = {source for source, _ in scheduled.state_copies}
+        rows = [row for _, row in scheduled.state_copies]
+        assert len(set(rows)) == len(rows) and sources.isdisjoint(rows), "copies depend on order"
+        for source, row in scheduled.state_copies:
+            assert self.slots is not None and row < self.max_batch_size
+            self.slots[row] = self.slots[source]
+
+    def _recur(self, part: RowWork, token_ids: list[int]) -> None:
+        """Go on from the state in the row's slot, which must be that of all its tokens before."""
+        if self.slots is None:
+            assert not part.kept_states
+            return
+        row, kept = self.rows[part.row], dict(part.kept_states)
+        assert len(set(kept.values())) == len(part.kept_states), "two states in one slot"
+        assert all(slot > self.max_batch_size for slot in kept.values()), "a row's slot is overwritten"
+        state = self.slots[part.row] if part.start else 0
+        assert not part.start or state == states_of(row.token_ids[: part.start])[-1], (
+            "not the state of the row's tokens"
+        )
+        for index, token_id in enumerate(token_ids):
+            state = fold(state, token_id)
+            if index in kept:
+                self.slots[kept[index]] = state
+        self.slots[part.row] = state
 
     def arrive(self, request: Request) -> None:
         """What another runner has exported of the request's prompt is here."""

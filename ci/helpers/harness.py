@@ -13,6 +13,7 @@ from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
+from inflight.batch_manager.state_slots import StateSlots
 from inflight.config import SchedulerPolicy
 from inflight.context_phase import RequestType
 from inflight.errors import RequestError
@@ -89,6 +90,8 @@ class Harness:
         num_stages: int = 1,
         hash_key: bytes = b"key",
         kv_cache: dict[str, Any] | None = None,
+        num_state_slots: int | None = None,
+        state_interval: int = 8,
         runner: dict[str, Any] | None = None,
         runner_type: type[FakeRunner] = FakeRunner,
         **manager: Any,
@@ -104,7 +107,13 @@ class Harness:
         self.responses: dict[int, list[Response]] = {}
         kv_cache = kv_cache or {}
         self.kv_cache = KVCacheManager(
-            num_blocks=num_blocks, block_size=block_size, hash_key=hash_key, enable_reuse=enable_reuse, **kv_cache
+            num_blocks=num_blocks,
+            block_size=block_size,
+            hash_key=hash_key,
+            enable_reuse=enable_reuse,
+            state_slots=StateSlots.beside_rows(max_batch_size, num_state_slots),
+            state_interval=state_interval,
+            **kv_cache,
         )
         self.scheduler = Scheduler(
             kv_cache=self.kv_cache,
@@ -124,6 +133,7 @@ class Harness:
             max_num_tokens=max_num_tokens,
             num_host_blocks=kv_cache.get("num_host_blocks", 0),
             num_stages=num_stages,
+            num_state_slots=num_state_slots,
             **(runner or {}),
         )
         self.callbacks = Callbacks(

@@ -10,6 +10,7 @@ from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.batch_manager.sequence import SequenceStatus
+from inflight.batch_manager.state_slots import StateSlots
 from inflight.config import EngineConfig, SchedulerPolicy
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import RequestError
@@ -55,6 +56,8 @@ class Engine:
             hash_key=b"key",
             enable_reuse=enable_reuse,
             num_host_blocks=self.runner.num_host_blocks,
+            state_slots=StateSlots.beside_rows(max_batch_size, self.runner.num_snapshots),
+            state_interval=config.state_snapshot_interval,
             **(kv_cache or {}),
         )
         self.scheduler = Scheduler(

@@ -8,7 +8,8 @@ lets nobody join before the whole batch has ended. Knows no rows and no steps.
 from __future__ import annotations
 
 from inflight.batch_manager.beam_group import BeamGroup
-from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
+from inflight.batch_manager.kv_cache_manager import KVCacheManager
+from inflight.batch_manager.prefix import Prefix
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.config import SchedulerPolicy
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from itertools import count
 
@@ -46,15 +46,18 @@ class BlockPool:
         min_offload_priority: int = 0,
         finds_partial_matches: bool = False,
         events: EventBuffer | None = None,
+        on_drop: Callable[[bytes], None] | None = None,
     ) -> None:
         """`hash_key`: up to 64 secret bytes. It decides nothing but the table's keys, so ranks may differ in it.
-        `min_offload_priority`: lower ones do not move to the host."""
+        `min_offload_priority`: lower ones do not move to the host. `on_drop`: told the hash of each block that is
+        cached nowhere any more."""
         self.num_blocks = num_blocks
         self._hash_key = hash_key
         self._num_host_blocks = num_host_blocks
         self._min_offload_priority = min_offload_priority
         self._finds_partial_matches = finds_partial_matches
         self.events = events
+        self._on_drop = on_drop
         self.num_offloaded = 0
         """Blocks that were copied to the host, since the start."""
         self.num_onboarded = 0
@@ -355,6 +358,8 @@ class BlockPool:
         """Forget a block that is cached nowhere any more."""
         self._table.remove(block)
         block.expiry = 0
+        if self._on_drop is not None:
+            self._on_drop(block.block_hash)
 
     def forget(self, block_ids: Iterable[int]) -> None:
         """Remove used blocks from the table of cached prefixes, because their content may be wrong."""

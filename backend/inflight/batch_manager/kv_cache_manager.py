@@ -4,43 +4,26 @@ Knows tokens and block ids, not the tensors or which sequences may run. Blocks o
 sequences with the same `Request.prefix_identity`, and between the sequences of one request. A shared block is always
 full and is never written again: if a prompt ends within a block, each sequence of its request gets a copy of that
 block. So does a sequence whose tokens part from those of a cached block within it, where partial reuse is enabled.
+
+Recurrent layers keep a state for each sequence. Where there are some, `states` says behind which of its tokens it is
+kept, and a prefix can be used only as far as there is a state behind it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from inflight.batch_manager.block_pool import BlockPool
 from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.host_tier import BlockTransfers
+from inflight.batch_manager.prefix import Prefix
 from inflight.batch_manager.prefix_table import CachedBlock, PartialMatch
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
+from inflight.batch_manager.sequence_states import SequenceStates
+from inflight.batch_manager.state_slots import StateSlots
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.kv_cache_retention import Retention
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What a sequence without blocks may start on: cached blocks, or the prompt of a running sibling."""
-
-    num_tokens: int
-    block_ids: list[int]
-    """Cached blocks; empty if there is a source."""
-    source: Sequence | None = None
-    """The sibling, which holds the tokens once the steps launched so far and the one being scheduled are done."""
-    partial: PartialMatch | None = None
-    """A cached block whose first tokens follow those of `block_ids`: they are copied. `num_tokens` counts them too."""
-    has_arrived: bool = False
-    """What follows `block_ids` came from other ranks: it is copied into blocks of its own."""
-
-    @property
-    def in_full_blocks(self) -> Prefix:
-        """The same without what would have to be copied from a cached block."""
-        if self.partial is None:
-            return self
-        return Prefix(self.num_tokens - self.partial.num_tokens, self.block_ids)
 
 
 class KVCacheManager:
@@ -58,13 +41,22 @@ class KVCacheManager:
         num_host_blocks: int = 0,
         min_offload_priority: int = 0,
         events: EventBuffer | None = None,
+        state_slots: StateSlots | None = None,
+        state_interval: int = 0,
     ) -> None:
         """`hash_key`: secret bytes for the table of cached prefixes (see BlockPool). `copy_on_partial_reuse`: also from
         blocks that sequences hold. `num_host_blocks`: slots for cold blocks of at least `min_offload_priority`.
-        `events`: where to note what happens to cached blocks; None = nowhere."""
+        `events`: where to note what happens to cached blocks; None = nowhere. `state_slots`: for the states of
+        sequences, one taken every `state_interval` tokens; None = no layer keeps one."""
         self.block_size = block_size
         self._enable_reuse = enable_reuse
-        self._enable_partial_reuse = enable_reuse and enable_partial_reuse
+        self.states: SequenceStates | None = None
+        if state_slots is not None:
+            self.states = SequenceStates(
+                state_slots, block_size=block_size, interval=state_interval, enable_reuse=enable_reuse
+            )
+        # A state is behind whole blocks only.
+        self._enable_partial_reuse = enable_reuse and enable_partial_reuse and state_slots is None
         self._copies_used_blocks = copy_on_partial_reuse
         self._pool = BlockPool(
             num_blocks,
@@ -73,6 +65,7 @@ class KVCacheManager:
             min_offload_priority=min_offload_priority,
             finds_partial_matches=self._enable_partial_reuse,
             events=events,
+            on_drop=None if state_slots is None else state_slots.forget,
         )
         self.num_reused_blocks = 0
         """Blocks that were taken from the cache instead of computed, since the start."""
@@ -159,12 +152,13 @@ class KVCacheManager:
         parent = self._parent_hash(sequence, start // self.block_size)
         return self._pool.find_partial_match(parent, wanted, only_free=not self._copies_used_blocks)
 
-    @staticmethod
-    def _find_source(sequence: Sequence) -> Sequence | None:
+    def _find_source(self, sequence: Sequence) -> Sequence | None:
         """The first running sibling that has computed the prompt."""
+        num_shared = sequence.num_prefix_tokens
         for sibling in sequence.siblings:
             is_running = sibling.status is SequenceStatus.RUNNING
-            if is_running and 0 < sequence.num_prefix_tokens <= sibling.num_computed_tokens:
+            has_computed = is_running and 0 < num_shared <= sibling.num_computed_tokens
+            if has_computed and (self.states is None or self.states.has_prompt(sibling, num_shared)):
                 return sibling
         return None
 
@@ -187,6 +181,8 @@ class KVCacheManager:
             if self.num_blocks_taken(prefix.num_tokens + num_tokens, prefix) > self._pool.num_free:
                 return None
             self._start_on(sequence, computed_blocks)
+            if self.states is not None:
+                self.states.start(sequence, sequence.block_hashes[len(computed_blocks) - 1])
         missing = self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids)
         if missing <= 0:
             return []
@@ -268,6 +264,8 @@ class KVCacheManager:
             if block_id is None:
                 break
             block_ids.append(block_id)
+        if self.states is not None:
+            del block_ids[self.states.num_usable(sequence.block_hashes[: len(block_ids)]) :]
         return block_ids
 
     def fork(self, sequence: Sequence, source: Sequence) -> None:
@@ -286,6 +284,8 @@ class KVCacheManager:
             sequence.tail_block = source.block_ids[num_full]
             self._pool.share([sequence.tail_block])
             sequence.num_computed_tokens += num_left
+        if self.states is not None:
+            self.states.fork(sequence, source)
 
     def drop_tail(self, sequence: Sequence) -> None:
         """The sequence's `tail_block` was copied, or is not needed any more."""
@@ -326,8 +326,12 @@ class KVCacheManager:
         if not self._enable_reuse:
             return
         num_full = min(sequence.num_computed_tokens, len(sequence.token_ids)) // self.block_size
-        if num_full <= sequence.num_cached_blocks:
-            return
+        if num_full > sequence.num_cached_blocks:
+            self._cache_blocks(sequence, num_full)
+        if self.states is not None:
+            self.states.enter(sequence, num_full * self.block_size)
+
+    def _cache_blocks(self, sequence: Sequence, num_full: int) -> None:
         entered: list[CachedBlock] = []
         for index in range(sequence.num_cached_blocks, num_full):
             tokens, block_hash = self._block_tokens(sequence, index), self._block_hash(sequence, index)
@@ -349,6 +353,8 @@ class KVCacheManager:
             self._pool.forget(sequence.block_ids)
         self._pool.free(sequence.block_ids)
         self.drop_tail(sequence)
+        if self.states is not None:
+            self.states.free(sequence)
         sequence.block_ids = []
         sequence.num_cached_blocks = 0
         sequence.num_computed_tokens = 0
@@ -357,11 +363,15 @@ class KVCacheManager:
         """Forget all cached prefixes. No sequence may hold blocks."""
         assert self._pool.num_used == 0, "reset() with blocks in use"
         self._pool.reset()
+        if self.states is not None:
+            self.states.slots.reset()
 
     def check(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless used + free = total and `sequences` hold exactly the used blocks."""
         tails = [[sequence.tail_block] for sequence in sequences if sequence.tail_block != NO_BLOCK]
         self._pool.check([*(sequence.block_ids for sequence in sequences), *tails])
+        if self.states is not None:
+            self.states.check(sequences)
 
     def _block_tokens(self, sequence: Sequence, index: int) -> list[int]:
         return sequence.token_ids[index * self.block_size : (index + 1) * self.block_size]

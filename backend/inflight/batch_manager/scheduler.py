@@ -34,9 +34,10 @@ from collections import deque
 
 from inflight.batch_manager.admission import Admission
 from inflight.batch_manager.beam_group import BeamGroup
-from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
+from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.outcomes import Outcomes
 from inflight.batch_manager.preemption import displaced_by
+from inflight.batch_manager.prefix import Prefix
 from inflight.batch_manager.running_batch import RunningBatch
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.batch_manager.speculation.draft_count import DraftCount
@@ -127,7 +128,13 @@ class Scheduler:
         budget = self.max_num_tokens - num_decoding
         if num_decoding:
             budget = min(budget, max(self.max_tokens_beside_decodes - num_decoding, self.kv_cache.block_size))
-        step = Step(budget, self._batch, self.kv_cache.block_size, is_staged=self.num_stages > 1)
+        step = Step(
+            budget,
+            self._batch,
+            self.kv_cache.block_size,
+            is_staged=self.num_stages > 1,
+            states=self.kv_cache.states,
+        )
         self._continue_running(step)
         if self._waiting:
             self._start_waiting(step, now_ns)
@@ -141,6 +148,7 @@ class Scheduler:
             new_sequences=step.new_sequences,
             rows=step.rows,
             block_copies=step.block_copies + transfers.copies,
+            state_copies=step.state_copies,
             offloads=transfers.offloads,
             onboards=transfers.onboards,
             arrivals=step.arrivals,
@@ -210,6 +218,8 @@ class Scheduler:
         if self._admission.may_pause:
             num_spare = max(self.kv_cache.num_free_blocks - self.max_batch_size, 0)
             most = min(most, (len(sequence.block_ids) + num_spare) * self.kv_cache.block_size - length)
+        if self.kv_cache.states is not None:
+            most = min(most, self.kv_cache.states.slots.num_free)
         if most <= 0:
             return NO_DRAFTS
         return speculation.propose(sequence.token_ids, num_pending=sequence.num_pending, most=most)

@@ -13,6 +13,7 @@ import msgspec
 
 from inflight.batch_manager.beam_search import num_candidates
 from inflight.batch_manager.gathered_tensors import GatheredTensors
+from inflight.batch_manager.kept_states import KeptStates
 from inflight.batch_manager.speculation.speculation import Speculation
 from inflight.context_phase import RequestType
 from inflight.errors import RequestError
@@ -100,6 +101,7 @@ class Sequence:
         "row",
         "siblings",
         "speculation",
+        "states",
         "status",
         "stop_words",
         "tail_block",
@@ -186,6 +188,7 @@ class Sequence:
         """Number of leading blocks that were entered into the table of cached prefixes, or came from it."""
         self.tail_block = NO_BLOCK
         """A sibling's block, held until its content is copied into this sequence's own block behind `block_ids`."""
+        self.states = KeptStates()
         self.num_allocated_blocks = 0
         self.num_reused_blocks = 0
         self.num_missed_blocks = 0

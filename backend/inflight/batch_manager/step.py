@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from inflight.batch_manager.kept_states import NO_STATE
 from inflight.batch_manager.running_batch import RunningBatch
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence
+from inflight.batch_manager.sequence_states import SequenceStates
 from inflight.scheduler_output import DRAFTED, NO_DRAFT, NewSequence, RowWork
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
+NO_STATES: list[tuple[int, int]] = []
+"""Likewise."""
 
 
 class Step:
@@ -17,6 +21,7 @@ class Step:
         "_batch",
         "_block_size",
         "_is_staged",
+        "_states",
         "adapter_loads",
         "arrivals",
         "block_copies",
@@ -29,11 +34,20 @@ class Step:
         "prefilling",
         "rows",
         "sampling",
+        "state_copies",
     )
 
-    def __init__(self, budget: int, batch: RunningBatch, block_size: int, *, is_staged: bool = False) -> None:
+    def __init__(
+        self,
+        budget: int,
+        batch: RunningBatch,
+        block_size: int,
+        *,
+        is_staged: bool = False,
+        states: SequenceStates | None = None,
+    ) -> None:
         """`is_staged`: pipeline stages compute it. The first does not know what the last has sampled, so the host tells
-        it every token."""
+        it every token. `states`: of sequences; None = no layer keeps one."""
         self.budget = budget
         """Tokens left for prompts."""
         self.num_places = batch.num_free_rows
@@ -54,8 +68,10 @@ class Step:
         self.forks: list[tuple[Sequence, Sequence]] = []
         """Sequences that took a row to continue the prompt of a sibling, each with that sibling."""
         self._batch = batch
+        self.state_copies: list[tuple[int, int]] = []
         self._block_size = block_size
         self._is_staged = is_staged
+        self._states = states
 
     def add(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], drafts: list[int] = NONE) -> None:
         """Let a running sequence that has the blocks for it compute its next `num_tokens` tokens, the last of which are
@@ -98,6 +114,12 @@ class Step:
             self.sampling.append(sequence)
         if sequence.gathered is not None:
             self.gathering[sequence.row] = sequence
+        kept_states = NO_STATES
+        if self._states is not None:
+            source = self._states.take_source(sequence)
+            if source != NO_STATE:
+                self.state_copies.append((source, sequence.row))
+            kept_states = self._states.keep(sequence, start, end, len(drafts))
         self.rows.append(
             RowWork(
                 row=sequence.row,
@@ -109,6 +131,7 @@ class Step:
                 is_chosen=is_chosen,
                 draft_index=draft_index,
                 unseen_token_ids=unseen_token_ids,
+                kept_states=kept_states,
             )
         )
 

@@ -17,6 +17,7 @@ from inflight.runtime.prompt_embeddings import find_embeddings
 from inflight.runtime.row_state import RowState
 from inflight.runtime.step_input import StepInput
 from inflight_kernels import StepTokens
+from inflight_kernels.recurrent.step_sequences import StepSequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +33,12 @@ class BatchLayout:
     """int64, tokens of that row up to this one: the position of the token that is sampled."""
 
 
-def lay_out(step: StepInput, arrays: dict[str, Tensor], state: RowState, block_size: int) -> BatchLayout:
+def lay_out(
+    step: StepInput, arrays: dict[str, Tensor], state: RowState, block_size: int, *, has_states: bool = False
+) -> BatchLayout:
     """The ids, positions and cache slots of the step's tokens. Adds to the length of each row its number of tokens.
 
-    `arrays`: those of StepInput, on the device.
+    `arrays`: those of StepInput, on the device. `has_states`: the network keeps some for each sequence.
     """
     rows_B = arrays["rows"].contiguous()
     # A row that verifies drafts stands here several times. Its length is then the host's to tell, see runtime.drafts.
@@ -56,7 +59,7 @@ def lay_out(step: StepInput, arrays: dict[str, Tensor], state: RowState, block_s
         rows_S, lengths_S = arrays["sampling_rows"].contiguous(), lengths_S.index_select(0, tokens_S)
     return BatchLayout(
         token_ids_T=tokens.token_ids,
-        metadata=_metadata(step, arrays, state, rows_B, tokens),
+        metadata=_metadata(step, arrays, state, rows_B, tokens, has_states=has_states),
         sampling_tokens_S=tokens_S,
         rows_S=rows_S,
         lengths_S=lengths_S,
@@ -69,6 +72,8 @@ def _metadata(
     state: RowState,
     rows_B: Tensor,
     tokens: StepTokens,
+    *,
+    has_states: bool,
 ) -> AttentionMetadata:
     sizes = (step.num_decodes, step.num_prefills)
     decode_rows_N, prefill_rows_P = rows_B.split_with_sizes(sizes)
@@ -87,6 +92,18 @@ def _metadata(
         max_prefill_len=step.max_prefill_len,
         given=find_embeddings(arrays),
         adapters_T=_contiguous(arrays.get("adapters")),
+        sequences=_sequences(arrays, state, rows_B, tokens.positions) if has_states else None,
+    )
+
+
+def _sequences(arrays: dict[str, Tensor], state: RowState, rows_B: Tensor, positions_T: Tensor) -> StepSequences:
+    """A row's slot has its number. The host says where each one's tokens start unless each has one token."""
+    starts = arrays.get("sequence_starts", state.each_start[: len(rows_B) + 1])
+    return StepSequences(
+        slots_B=arrays.get("sequence_slots", rows_B).contiguous(),
+        starts=starts.contiguous(),
+        positions_T=positions_T,
+        kept_T=_contiguous(arrays.get("kept_states")),
     )
 
 

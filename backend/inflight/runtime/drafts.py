@@ -82,7 +82,12 @@ def spread(works: list[RowWork]) -> tuple[list[RowWork], Array]:
         known = [[token] for token in work.token_ids]
         for offset, token_ids in enumerate(known if len(known) == work.num_tokens else [[], *known]):
             place = RowWork(
-                row=work.row, start=work.start + offset, num_tokens=1, token_ids=token_ids, is_chosen=bool(token_ids)
+                row=work.row,
+                start=work.start + offset,
+                num_tokens=1,
+                token_ids=token_ids,
+                is_chosen=bool(token_ids),
+                kept_states=[(0, slot) for index, slot in work.kept_states if index == offset],
             )
             places.append(place)
             offsets.append(offset)

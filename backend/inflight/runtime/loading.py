@@ -41,7 +41,7 @@ from inflight.runtime.device import (
 from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
 from inflight.runtime.kernel_cache import use_kernel_cache
 from inflight.runtime.prompt_blocks import PromptBlocks
-from inflight.runtime.state_store import StateShape, StateStore, count_blocks
+from inflight.runtime.state_store import StateShape, StateStore, Units, count_units, num_slots
 from inflight.scheduler_output import HIDDEN_STATES, layer_output
 from inflight.weight_identity import weight_identity
 
@@ -72,6 +72,8 @@ class LoadedEngine:
     adapters: AdapterPlaces
     """Without slots if none is served."""
     store: StateStore
+    num_snapshots: int | None
+    """See Units."""
     host_blocks: HostBlocks
     prompt_blocks: PromptBlocks | None
     """None = contexts are not handed over."""
@@ -122,8 +124,8 @@ def load_engine(
     parts = load_parts(config, rank_group, weights_place, resources)
     config, shape, groups, device = parts.config, parts.state_shape, parts.groups, parts.device
     reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
-    num_blocks = count_blocks(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
-    engine = with_cache(parts, num_blocks, count_host_blocks(config, shape, groups, device), defers_cache=defers_cache)
+    units = count_units(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
+    engine = with_cache(parts, units, count_host_blocks(config, shape, groups, device), defers_cache=defers_cache)
     if weights_place is not None:
         _finish_weights(parts.weights, config, rank_group)
     return engine
@@ -192,13 +194,14 @@ def load_parts(
 
 
 def with_cache(
-    parts: EngineParts, num_blocks: int, num_host_blocks: int = 0, *, defers_cache: bool = False
+    parts: EngineParts, units: Units, num_host_blocks: int = 0, *, defers_cache: bool = False
 ) -> LoadedEngine:
-    """The engine with a KV cache of so many blocks. Collective. On a CPU only once: layers are compiled for it."""
+    """The engine with a cache of so many units. Collective. On a CPU only once: layers are compiled for it."""
     config, model, dtype, device = parts.config, parts.model, parts.dtype, parts.device
     groups, networks, adapters, max_seq_len = parts.groups, parts.networks, parts.adapters, parts.max_seq_len
     network, shape = networks[0], parts.state_shape
-    store = StateStore(shape, num_blocks, device, is_deferred=defers_cache)
+    num_blocks = units.num_blocks
+    store = StateStore(shape, num_blocks, device, num_slots(config, units.num_snapshots), is_deferred=defers_cache)
     host_blocks = HostBlocks(store, shape, num_host_blocks, device)
     prompt_blocks = None
     if config.max_tokens_in_buffer:
@@ -246,6 +249,7 @@ def with_cache(
         draft_network=compiled[1] if len(compiled) > 1 else None,
         adapters=adapters,
         store=store,
+        num_snapshots=units.num_snapshots,
         host_blocks=host_blocks,
         prompt_blocks=prompt_blocks,
         limits=limits,

@@ -19,6 +19,7 @@ from inflight.errors import InsufficientMemory
 from inflight.request_limits import RequestLimits
 from inflight.runtime.loading import EngineParts, LoadedEngine, with_cache
 from inflight.runtime.runner import Runner
+from inflight.runtime.state_store import Units
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import (
     BEAM_LOG_PROBS,
@@ -87,7 +88,7 @@ def step_bytes(parts: EngineParts, runner_of: Callable[[LoadedEngine], Recording
 def _run(parts: EngineParts, runner_of: Callable[[LoadedEngine], RecordingRunner]) -> tuple[int, int]:
     """Returns the bytes that graphs keep in their pool, where no step allocates, and `_outside_bytes` while they are
     there."""
-    config, engine = parts.config, with_cache(parts, 1)
+    config, engine = parts.config, with_cache(parts, Units(1, 0 if parts.state_shape.slot_bytes else None))
     runner = runner_of(engine)
     unused_before = _unused_bytes(parts.device)
     runner.record_graphs()

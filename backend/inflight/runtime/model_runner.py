@@ -71,8 +71,8 @@ NOTHING_FORCED: dict[int, list[int]] = {}
 
 
 class ModelRunner:
-    """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `num_host_blocks`, `block_size` and
-    `description`."""
+    """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `num_host_blocks`, `num_snapshots`,
+    `block_size` and `description`."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class ModelRunner:
         rank_group: RankGroup | None = None,
         grammars: Grammars | None = None,
         post_processors: LogitsPostProcessorConfig | None = None,
+        num_snapshots: int | None = None,
         host_blocks: HostBlocks | None = None,
         prompt_blocks: PromptBlocks | None = None,
         adapters: AdapterStore | None = None,
@@ -99,7 +100,8 @@ class ModelRunner:
         busy_wait_events: bool = False,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
-        `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `host_blocks`: where
+        `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `num_snapshots`: see
+        Units. `host_blocks`: where
         cold blocks go; None = nowhere. `prompt_blocks`: None = none are exchanged with other ranks. `adapters`: None =
         none is served; `adapter_library`: on the leader. `draft_network`: the draft model, whose states stand behind
         those of `decoder` in `store`; None = none. `busy_wait_events`: see EngineConfig. `records_graphs`: decode
@@ -115,6 +117,7 @@ class ModelRunner:
         self.block_size = block_size
         self._store = store
         self.prompt_blocks = prompt_blocks
+        self.num_snapshots = num_snapshots
         self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_blocks
         self._max_num_tokens = max_num_tokens
         self._groups = groups
@@ -130,6 +133,7 @@ class ModelRunner:
             adapters=adapters,
             num_adapter_slots=limits.num_adapter_slots,
             has_draft_model=draft_network is not None,
+            num_slots=None if num_snapshots is None else max_batch_size + 1 + num_snapshots,
         )
         self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), groups.tensor)
         self._computation = StepComputation(
@@ -234,6 +238,7 @@ class ModelRunner:
         return cls(
             decoder=engine.decoder,
             store=engine.store,
+            num_snapshots=engine.num_snapshots,
             host_blocks=engine.host_blocks,
             prompt_blocks=engine.prompt_blocks,
             block_size=config.tokens_per_block,

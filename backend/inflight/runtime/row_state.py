@@ -45,6 +45,8 @@ class RowState:
         """Token that sets top_p back; -1 = none."""
         self.no_starts = zeros(1, dtype=torch.int32)
         """For the prefills of a step without any."""
+        self.each_start = torch.arange(self._num_rows + 1, dtype=torch.int32, device=device)
+        """int32 (R + 1), where the tokens of each row start in a step of one token for each."""
         self.history: Tensor | None = None
         """int64 (R, max_seq_len + 1), all tokens of rows with bad words or no_repeat_ngram_size."""
         self.prompt_mask_RV: Tensor | None = None

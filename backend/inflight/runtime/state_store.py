@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ DEFAULT_CPU_FRACTION = 0.2
 DEFAULT_GPU_FRACTION = 0.9
 FP8_NAN = 0x7F
 """The bits of NaN in float8_e4m3fn, but for the sign."""
+SNAPSHOT_FRACTION = 0.25
+"""Of the cache's memory, at most, for snapshots of sequences' states if their number is not configured."""
+SNAPSHOTS_PER_ROW = 4
+"""Likewise."""
 SPARE_CPU_BYTES = 128 * 2**20
 """Host memory that must remain after the cache is allocated, for a step's own tensors and other threads."""
 
@@ -47,16 +52,22 @@ class StateShape:
         return sum(spec.num_bytes for spec in self.specs if spec.unit is Unit.SEQUENCE)
 
 
-def count_blocks(
+class Units(NamedTuple):
+    num_blocks: int
+    num_snapshots: int | None
+    """Slots for states of sequences besides those of rows; None = no network keeps such a state."""
+
+
+def count_units(
     config: EngineConfig,
     shape: StateShape,
     groups: ParallelGroups,
     device: torch.device,
     reserved_bytes: int,
     max_seq_len: int,
-) -> int:
-    """Number of blocks that every rank can hold: by tokens, by a fraction of free memory, or the smaller of both.
-    Collective.
+) -> Units:
+    """Numbers of blocks and of snapshots that every rank can hold: by tokens, by a fraction of free memory, or the
+    smaller of both. Collective.
 
     `reserved_bytes`: memory of a step, subtracted from the free memory first. `max_seq_len`: without a configured size,
     the cache of a CPU is not larger than `max_batch_size` sequences of this length need, because it is allocated at the
@@ -65,13 +76,22 @@ def count_blocks(
     limits: list[int] = []
     tokens, fraction = config.max_tokens_in_paged_kv_cache, config.kv_cache_free_gpu_mem_fraction
     free_bytes = max(free_memory(device, config.num_ranks) - reserved_bytes, 0)
+    cache_bytes = _cache_bytes(device, fraction, free_bytes)
+    num_snapshots = _count_snapshots(config, shape, groups, cache_bytes)
+    slot_bytes = num_slots(config, num_snapshots) * shape.slot_bytes
+    if slot_bytes > cache_bytes and not tokens:
+        raise InsufficientMemory(
+            f"the states of max_batch_size {config.max_batch_size} sequences take {gib(slot_bytes)} of memory in each "
+            f"rank, but there is room for {gib(cache_bytes)}; lower max_batch_size or num_state_snapshots, or raise "
+            "kv_cache_free_gpu_mem_fraction"
+        )
     if tokens:
         limits.append(tokens // shape.block_size)
     if tokens and not fraction and not config.spare_ranks:
-        _check_room(tokens, shape, free_bytes)
-    if fraction or not tokens:
-        limits.append(_cache_bytes(device, fraction, free_bytes) // shape.block_bytes)
-    if device.type == "cpu" and not (tokens or fraction):
+        _check_room(tokens, shape, free_bytes - slot_bytes)
+    if (fraction or not tokens) and shape.block_bytes:
+        limits.append((cache_bytes - slot_bytes) // shape.block_bytes)
+    if not limits or (device.type == "cpu" and not (tokens or fraction)):
         limits.append(config.max_batch_size * -(-max_seq_len // shape.block_size))
     num_blocks = groups.all_reduce_min(min(limits))
     if num_blocks < 1:
@@ -80,7 +100,22 @@ def count_blocks(
             "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, "
             "lower tokens_per_block, or free memory"
         )
-    return num_blocks
+    return Units(num_blocks, num_snapshots)
+
+
+def _count_snapshots(config: EngineConfig, shape: StateShape, groups: ParallelGroups, cache_bytes: int) -> int | None:
+    """Of sequences' states, besides those of rows; None if no rank keeps any. Collective."""
+    if not groups.all_reduce_min(-int(shape.slot_bytes > 0)):
+        return None
+    most = config.num_state_snapshots or SNAPSHOTS_PER_ROW * config.max_batch_size
+    if shape.slot_bytes and not config.num_state_snapshots:
+        most = min(most, int(SNAPSHOT_FRACTION * cache_bytes) // shape.slot_bytes)
+    return groups.all_reduce_min(most)
+
+
+def num_slots(config: EngineConfig, num_snapshots: int | None) -> int:
+    """One for each row, one for padding, and those of snapshots."""
+    return 0 if num_snapshots is None else config.max_batch_size + 1 + num_snapshots
 
 
 def _check_room(tokens: int, shape: StateShape, free_bytes: int) -> None:
@@ -88,7 +123,7 @@ def _check_room(tokens: int, shape: StateShape, free_bytes: int) -> None:
     if num_bytes > free_bytes:
         raise InsufficientMemory(
             f"max_tokens_in_paged_kv_cache {tokens} takes {gib(num_bytes)} of memory in each rank, "
-            f"but {gib(free_bytes)} are free; lower it or free memory"
+            f"but {gib(max(free_bytes, 0))} are free; lower it or free memory"
         )
 
 
@@ -102,7 +137,7 @@ def _cache_bytes(device: torch.device, fraction: float, free_bytes: int) -> int:
 
 class StateStore:
     """The tensors of `num_blocks` blocks for sequences and of one more that is never written, `filler_block`; and of
-    `num_slots` slots: one for each row, one for padding, then those of snapshots."""
+    `num_slots` slots, see the function of this name."""
 
     def __init__(
         self, shape: StateShape, num_blocks: int, device: torch.device, num_slots: int = 0, *, is_deferred: bool = False

@@ -104,6 +104,29 @@ class StepBatch:
             staging.add("sampled_tokens", np.concatenate([last_tokens, missing]))
             staging.add("sampling_rows", np.concatenate([self.sampling_rows, missing + padding_row]))
 
+    def stage_sequences(self, staging: Staging, padding_row: int) -> None:
+        """Add what layers need that keep a state for each sequence, as far as the device does not know it."""
+        if self.num_prefills or self._drafts_before is not None:
+            sizes = np.maximum(self._pad(self.counts, 0), 1)
+            ends = np.cumsum(sizes)
+            first_places = np.ones(len(sizes), dtype=bool)
+            if self._drafts_before is not None:
+                # Drafts follow their row's token, each in a place of its own.
+                first_places = self._pad(self._drafts_before, 0) == 0
+                staging.add("sequence_slots", self._pad(self.rows, padding_row)[first_places])
+            starts = np.concatenate([(ends - sizes)[first_places], ends[-1:]])
+            staging.add("sequence_starts", starts.astype(np.int32))
+        kept = [
+            (first + index, slot)
+            for work, first in zip(self.works, self.first_tokens().tolist(), strict=True)
+            for index, slot in work.kept_states
+        ]
+        if kept:
+            slots = np.full(self.num_tokens, -1, dtype=np.int32)
+            places, kept_slots = zip(*kept, strict=True)
+            slots[list(places)] = kept_slots
+            staging.add("kept_states", slots)
+
     def _has_host_tokens(self) -> bool:
         return any(work.token_ids for work in self.works)
 

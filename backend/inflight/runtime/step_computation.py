@@ -181,6 +181,8 @@ class StepComputation:
             self._prompt_blocks.place(step.arrivals)
         if "copied_from" in arrays:
             self._store.copy_blocks(arrays["copied_from"], arrays["copied_to"])
+        if "states_from" in arrays:
+            self._store.copy_slots(arrays["states_from"], arrays["states_to"])
         self._store.scrub(step.scrubbed_copies)
         for slot, adapter in step.adapter_loads:
             assert self._adapters is not None, "a slot that is not served was not refused"
@@ -189,7 +191,7 @@ class StepComputation:
 
     def _compute(self, step: StepInput, arrays: dict[str, Tensor]) -> Computed:
         """Run the network. Recorded for steps of decodes."""
-        layout = lay_out(step, arrays, self.state, self._block_size)
+        layout = lay_out(step, arrays, self.state, self._block_size, has_states=self._store.num_slots > 0)
         inputs = (layout.token_ids_T, self._states, layout.metadata)
         wanted = step.tensor_plan.layers
         if wanted:
@@ -259,7 +261,7 @@ class StepComputation:
 
 def _network_key(step: StepInput) -> NetworkKey | None:
     """Of a step of decodes alone, in which every row samples; None = another one, which no graph computes."""
-    others = {"sampled_tokens", "given_places"} & step.arrays.keys()
+    others = {"sampled_tokens", "given_places", "kept_states", "sequence_starts"} & step.arrays.keys()
     if step.num_prefills or others or step.tensor_plan.layers:
         return None
     return NetworkKey(num_rows=step.num_decodes, has_adapters="adapters" in step.arrays)

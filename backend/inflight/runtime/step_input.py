@@ -74,6 +74,10 @@ class StepInput:
     sampled_tokens  (S) indices of those of the T tokens that sample; missing, as the next, if all of them do
     sampling_rows   (S) the rows that sample
     adapters        (T) int32, slot of each token's adapter; missing if no token has one
+    sequence_starts int32 (one more than there are), where each sequence's tokens start; this and the next two are for
+                    networks that keep states of sequences; missing if each has one token
+    sequence_slots  the slot of each sequence; missing if they are `rows`
+    kept_states     (T) int32, slot for the state behind each token, see RowWork.kept_states; missing without one
 
     Then what only some steps have: changes of rows, block copies, restrictions of sampling.
     """
@@ -113,8 +117,10 @@ class StepPreparation:
         adapters: AdapterStore | None = None,
         num_adapter_slots: int = 0,
         has_draft_model: bool = False,
+        num_slots: int | None = None,
     ) -> None:
-        """`model_outputs`: names of the tensors inside the network that rows may ask for."""
+        """`model_outputs`: names of the tensors inside the network that rows may ask for. `num_slots`: for states of
+        sequences; None = no layer keeps one."""
         self._table = table
         self._vocab_size = vocab_size
         self._sizes = sizes
@@ -124,12 +130,13 @@ class StepPreparation:
         self._adapters = adapters
         self._num_adapter_slots = num_adapter_slots
         self._has_draft_model = has_draft_model
+        self._num_slots = num_slots
 
     def input_bytes(self, max_num_tokens: int) -> int:
         """Bytes for the arrays of a step of up to `max_num_tokens` tokens, unless it changes very much."""
         # A step may have max_num_tokens tokens in longer rows in addition to a full batch of padded single ones.
         num_rows = self._table.num_rows + 1
-        of_batch = 5 * num_rows + 4 * (num_rows + max_num_tokens)
+        of_batch = 7 * num_rows + 5 * (num_rows + max_num_tokens)
         return 8 * (of_batch + num_rows * NUMBERS_OF_CHANGES)
 
     def prepare(self, scheduled: SchedulerOutput, scrubbed_block_ids: list[int]) -> StepInput:
@@ -150,11 +157,17 @@ class StepPreparation:
         batch.stage(staging, padding_row=self._table.num_rows)
         if row_needs & HAS_ADAPTER:
             staging.add("adapters", batch.of_tokens(self._table.adapters[batch.rows], padding=NO_SLOT))
+        if self._num_slots is not None:
+            batch.stage_sequences(staging, padding_row=self._table.num_rows)
         staging.arrays |= changes.arrays
         if scheduled.block_copies:
             sources, destinations = zip(*scheduled.block_copies, strict=True)
             staging.add("copied_from", np.array(sources, dtype=np.int64))
             staging.add("copied_to", np.array(destinations, dtype=np.int64))
+        if scheduled.state_copies:
+            states_from, states_to = zip(*scheduled.state_copies, strict=True)
+            staging.add("states_from", np.array(states_from, dtype=np.int64))
+            staging.add("states_to", np.array(states_to, dtype=np.int64))
         draft_passes = self._plan_passes(scheduled.rows, drafted, staging) if self._has_draft_model else None
         if self._uncertain_rows:
             stage_lengths(staging, scheduled.rows, self._uncertain_rows)
@@ -231,6 +244,8 @@ class StepPreparation:
             self._rejected[row] = token_ids
 
     def _refuse_unserved(self, scheduled: SchedulerOutput) -> None:
+        if self._num_slots is None and (scheduled.state_copies or any(work.kept_states for work in scheduled.rows)):
+            raise ValueError("no layer keeps a state of a sequence, but the step copies or keeps some")
         for new in scheduled.new_sequences:
             unknown = set(new.outputs) - self._served_outputs
             if unknown:

@@ -94,6 +94,8 @@ class Histories(RuleBasedStateMachine):
         min_offload_priority=st.sampled_from([0, 30, 50]),
         preempts=st.booleans(),
         num_stages=st.sampled_from([1, 1, 2, 3]),
+        num_state_slots=st.sampled_from([None, None, 0, 1, 3, 30]),
+        blocks_between_states=st.sampled_from([1, 2, 5]),
     )
     def start(
         self,
@@ -110,6 +112,8 @@ class Histories(RuleBasedStateMachine):
         min_offload_priority: int,
         preempts: bool,
         num_stages: int,
+        num_state_slots: int | None,
+        blocks_between_states: int,
     ) -> None:
         """A pool that holds the longest sequence and little more. Only the first rank notes events."""
         self.max_batch_size = max_batch_size
@@ -127,6 +131,8 @@ class Histories(RuleBasedStateMachine):
                     priority_preemption=preempts and policy is not SchedulerPolicy.STATIC_BATCH,
                     hash_key=bytes([rank]),
                     num_stages=num_stages,
+                    num_state_slots=num_state_slots,
+                    state_interval=blocks_between_states * block_size,
                     kv_cache={
                         "enable_partial_reuse": partial,
                         "copy_on_partial_reuse": copies_used_blocks,
@@ -215,6 +221,8 @@ class Histories(RuleBasedStateMachine):
             tokens = drafts_for(request, drafts, MAX_SEQ_LEN)
             given = ExternalDraftTokensConfig(tokens=tokens, acceptance_threshold=threshold)
             request = structs.replace(request, external_draft_tokens_config=given)
+        if self.ranks[0].kv_cache.states is not None:
+            context = ""  # states of sequences are not handed over
         if context == "has arrived":
             request = structs.replace(request, context_transfer=ContextTransfer(num_arrived_tokens=len(prompt)))
         elif context == "only" and beam_width == 1:

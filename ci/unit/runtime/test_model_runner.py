@@ -29,7 +29,7 @@ from inflight.runtime.device import choose_device, count_threads, with_settled_d
 from inflight.runtime.loading import LoadedEngine, load_engine
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.runner import Runner
-from inflight.runtime.state_store import StateShape, StateStore, count_blocks
+from inflight.runtime.state_store import StateShape, StateStore, count_units
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import NewSequence, RowWork, SchedulerOutput
 from inflight_kernels import cpu
@@ -224,13 +224,13 @@ def test_the_leaders_processor_settles_the_type_for_all_ranks(monkeypatch: pytes
 def blocks(free_bytes: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> int:
     monkeypatch.setattr(state_store, "free_memory", lambda device, num_ranks: free_bytes)
     config = EngineConfig(tokens_per_block=4, **options).for_device("cpu")
-    return count_blocks(config, SHAPE, ParallelGroups(), CPU, 0, 1 << 20)
+    return count_units(config, SHAPE, ParallelGroups(), CPU, 0, 1 << 20).num_blocks
 
 
 def test_a_cpu_that_was_told_nothing_keeps_what_a_full_batch_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_store, "free_memory", lambda device, num_ranks: 2**40)
     config = EngineConfig(tokens_per_block=4, max_batch_size=3)
-    assert count_blocks(config, SHAPE, ParallelGroups(), CPU, 0, max_seq_len=10) == 3 * 3
+    assert count_units(config, SHAPE, ParallelGroups(), CPU, 0, max_seq_len=10) == (3 * 3, None)
 
 
 def test_block_bytes() -> None:

@@ -12,6 +12,7 @@ from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
+from inflight.batch_manager.state_slots import StateSlots
 from inflight.batch_manager.token_budget import TokenBudget
 from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
@@ -41,6 +42,8 @@ class LoadedRunner(Runner, Protocol):
     num_blocks: int
     num_host_blocks: int
     """Slots in host memory for cold blocks."""
+    num_snapshots: int | None
+    """Slots for states of sequences besides those of rows; None = no layer keeps such a state."""
     block_size: int
     grammars: Grammars | None
     """On the leader, if requests may ask for guided decoding."""
@@ -147,6 +150,8 @@ def make_manager(
         min_offload_priority=config.secondary_offload_min_priority,
         events=EventBuffer(config.event_buffer_max_size) if notes_events and config.event_buffer_max_size else None,
         hash_key=os.urandom(32),
+        state_slots=StateSlots.beside_rows(config.max_batch_size, runner.num_snapshots),
+        state_interval=-(-config.state_snapshot_interval // runner.block_size) * runner.block_size,
     )
     scheduler = Scheduler(
         kv_cache=kv_cache,
