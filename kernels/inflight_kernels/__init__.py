@@ -40,6 +40,8 @@ from inflight_kernels.norm import (
     rms_norm_quantized,
 )
 from inflight_kernels.quantization import quantize_per_token
+from inflight_kernels.recurrent import causal_conv
+from inflight_kernels.recurrent.step_sequences import StepSequences
 from inflight_kernels.rope import rope_and_kv_write
 from inflight_kernels.sampling import (
     log_sum_exp,
@@ -57,6 +59,7 @@ __all__ = [
     "CodedWeight",
     "Inputs",
     "Int4Weight",
+    "StepSequences",
     "StepTokens",
     "activate",
     "activate_and_mul",
@@ -64,6 +67,7 @@ __all__ = [
     "advance_rows",
     "block_scaled_linear",
     "cache_slots",
+    "causal_conv",
     "coded_linear",
     "copy_blocks",
     "decode_attention",

@@ -93,6 +93,7 @@ class CompiledNetwork:
             given_T=given_T,
             given_rows=given_rows,
             adapters_T=metadata.adapters_T,
+            sequences=metadata.sequences,
         )
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
@@ -256,6 +257,7 @@ def _metadata(batch: Batch) -> AttentionMetadata:
         prefill_start_loc=batch.prefill_starts,
         max_prefill_len=batch.positions_T.shape[0],
         adapters_T=batch.adapters_T,
+        sequences=batch.sequences,
     )
 
 

@@ -11,7 +11,7 @@ class Expected:
     name: str
     unit: str
     goal_of: str = ""
-    """Of the goals' list, "E1" to "E13", "K1" to "K16"; empty = none."""
+    """Of the goals' list, "E1" to "E13", "K1" to "K17"; empty = none."""
     predicted: float | None = None
     """By ci.bench.gpu.predictions; None = the model says nothing about it."""
     goal: float | None = None

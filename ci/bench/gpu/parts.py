@@ -127,7 +127,7 @@ PARTS = (
     ),
     Part(
         name="kernels",
-        text="K1 to K16, beside the libraries that are installed",
+        text="K1 to K17, beside the libraries that are installed",
         run="commands:bench_kernels",
         most=120,
         least=45,

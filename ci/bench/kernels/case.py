@@ -102,7 +102,7 @@ class Peer:
 class Case:
     """One row of the table."""
 
-    # Of the goals' list, "K1" to "K16".
+    # Of the goals' list, "K1" to "K17".
     kernel: str
     # Unique among all cases; names operation and shape.
     title: str

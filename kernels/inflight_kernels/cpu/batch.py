@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inflight_kernels.recurrent.step_sequences import StepSequences
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -38,6 +40,8 @@ class Batch:
     """(rows, features), in the type that the program computes in."""
     adapters_T: Tensor | None = None
     """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""
+    sequences: StepSequences | None = None
+    """For layers that keep a state for each sequence; None = there are none."""
 
     @classmethod
     def meta(cls, num_decodes: int, num_prefills: int) -> Batch:
@@ -46,9 +50,10 @@ class Batch:
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
-        num_tokens = num_decodes + 5 * num_prefills
+        num_tokens, num_sequences = num_decodes + 5 * num_prefills, num_decodes + num_prefills
+        positions_T = empty(num_tokens, dtype=torch.int64)
         return cls(
-            positions_T=empty(num_tokens, dtype=torch.int64),
+            positions_T=positions_T,
             slots_T=empty(num_tokens, dtype=torch.int64),
             block_table=empty(9, 7),
             decode_rows_N=empty(num_decodes, dtype=torch.int64),
@@ -57,4 +62,10 @@ class Batch:
             prefill_lens_P=empty(num_prefills),
             prefill_starts=empty(num_prefills + 1),
             adapters_T=empty(num_tokens),
+            sequences=StepSequences(
+                slots_B=empty(num_sequences, dtype=torch.int64),
+                starts=empty(num_sequences + 1),
+                positions_T=positions_T,
+                kept_T=empty(num_tokens),
+            ),
         )

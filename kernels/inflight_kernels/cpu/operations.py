@@ -274,6 +274,22 @@ class PrefillAttention(Attention):
     """Of the prefilling rows."""
 
 
+class CausalConv(Operation):
+    """out = f(bias + the sum over w of weight[w] * what x is `num_taps` - 1 - w tokens before) of each sequence's
+    tokens; x is zero before position 0."""
+
+    _fields_ = Fields(
+        (Value, "x out"),
+        ("const float*", "weight", "(num_taps, size), that of the oldest input first."),
+        ("const float*", "bias", "(size), or null."),
+        ("Element*", "state", "(slots, num_taps - 1, size): the last inputs, the oldest first."),
+        ("int64_t", "size"),
+        ("int64_t", "num_taps", "8 at most."),
+        ("int64_t", "activates", "Whether f is `activation`; else it changes nothing."),
+        ("Activation", "activation"),
+    )
+
+
 KINDS: tuple[type[Operation], ...] = (
     Embedding,
     Sum,
@@ -295,7 +311,27 @@ KINDS: tuple[type[Operation], ...] = (
     RopeAndKvWrite,
     DecodeAttention,
     PrefillAttention,
+    CausalConv,
 )
+
+WITH_STATE: tuple[type[Operation], ...] = (CausalConv,)
+"""Those that keep a state for each sequence."""
+
+
+class NativeSequences(ctypes.Structure):
+    """Whose tokens a step has, as StepSequences says; none where no layer keeps a state for each."""
+
+    _fields_ = Fields(
+        ("int64_t", "count"),
+        ("const int64_t*", "slots", "(count): where each one's state is."),
+        ("const int32_t*", "starts", "(count + 1): where tokens start."),
+        ("const int64_t*", "positions", "(num_tokens): a state before position 0 is zeros."),
+        (
+            "const int32_t*",
+            "kept",
+            "(num_tokens): another slot that takes the state behind a token too, negative = none; null = of no token.",
+        ),
+    )
 
 
 class NativeBatch(ctypes.Structure):
@@ -331,6 +367,7 @@ class NativeBatch(ctypes.Structure):
             "adapters",
             "(num_tokens): slot of each token's adapter, negative = none; null where no token has one.",
         ),
+        (NativeSequences, "sequences"),
     )
 
 
@@ -380,6 +417,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     Cache,
     NativeNormWeight,
     *dict.fromkeys(map(structure_of, KINDS)),
+    NativeSequences,
     NativeBatch,
     Ranks,
     NativeProgram,

@@ -16,11 +16,13 @@ from inflight_kernels.cpu.library import NativeLibrary
 from inflight_kernels.cpu.matrix import Matrix
 from inflight_kernels.cpu.operations import (
     KINDS,
+    WITH_STATE,
     Cache,
     CacheFormat,
     NativeBatch,
     NativeNormWeight,
     NativeProgram,
+    NativeSequences,
     Operation,
     Place,
     Ranks,
@@ -29,6 +31,7 @@ from inflight_kernels.cpu.operations import (
 from inflight_kernels.cpu.recording import (
     NOWHERE,
     Bias,
+    ByTap,
     CacheTensors,
     Columns,
     Constant,
@@ -39,6 +42,7 @@ from inflight_kernels.cpu.recording import (
     Weight,
 )
 from inflight_kernels.cpu.weight_packer import WeightPacker
+from inflight_kernels.recurrent.step_sequences import StepSequences
 
 PACKED_AT_ONCE = 32 * 2**20
 """Elements, 64 MiB of 16 bits: enough to keep threads busy. Without a limit, chunks behind one long prefix that they
@@ -93,6 +97,7 @@ class Program:
         # The structures only point at what they need.
         self._held = (recording, packer, operations, addresses, widths, places)
         self._functions, self.dtype = library.functions, library.dtype
+        self._keeps_state = any(operation.kind in WITH_STATE for operation in recording.operations)
         output, ranks = buffers.of[recording.output.buffer], recording.ranks
         self._native = NativeProgram(
             num_operations=len(operations),
@@ -114,8 +119,11 @@ class Program:
     def __call__(self, x: Tensor, batch: Batch | None = None) -> Tensor:
         """The result (T, columns), in the library's type, of `x`: token ids (T,), int64, or (T, columns) in that type.
 
-        Writes the batch's keys and values to the caches. A program without attention needs no `batch`.
+        Writes the batch's keys and values to the caches. A program without attention needs no `batch`. Raises
+        ValueError where layers keep a state for each sequence, and the batch does not say whose its tokens are.
         """
+        if self._keeps_state and (batch is None or batch.sequences is None):
+            raise ValueError("the network keeps a state for each sequence, and the batch has no sequences")
         threads = torch.get_num_threads()
         native_batch = _native_batch(x, batch)
         program, step = self._program, ctypes.addressof(native_batch)
@@ -147,7 +155,7 @@ class _Lowering:
                 return value.address
             case Weight():
                 return self._packer.pack(value)
-            case Bias():
+            case Bias() | ByTap():
                 return self._packer.copy(value)
             case NormWeight():
                 address = value.constant.address
@@ -184,6 +192,17 @@ def _native_batch(x: Tensor, batch: Batch | None) -> NativeBatch:
         given=None if batch.given_T is None else _address(batch.given_T),
         given_rows=None if batch.given_rows is None else _address(batch.given_rows),
         adapters=None if batch.adapters_T is None else _address(batch.adapters_T),
+        sequences=NativeSequences() if batch.sequences is None else _native_sequences(batch.sequences),
+    )
+
+
+def _native_sequences(sequences: StepSequences) -> NativeSequences:
+    return NativeSequences(
+        count=sequences.slots_B.shape[0],
+        slots=_address(sequences.slots_B),
+        starts=_address(sequences.starts),
+        positions=_address(sequences.positions_T),
+        kept=None if sequences.kept_T is None else _address(sequences.kept_T),
     )
 
 

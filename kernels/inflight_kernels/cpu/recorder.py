@@ -46,6 +46,7 @@ from inflight_kernels.cpu.recording import (
     Recording,
     Weight,
 )
+from inflight_kernels.cpu.state_recorder import StateRecorder
 from inflight_kernels.matmul.coded_weight import CodedWeight
 
 FP8_OPERATIONS = (
@@ -60,7 +61,7 @@ PURPOSES = dict.fromkeys(FP8_OPERATIONS, "for products of fp8")
 """Operation that C++ does not have -> what it is for, where its name does not say it."""
 
 
-class Recorder(AttentionRecorder, ExpertRecorder):
+class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
     """The functions of inflight_kernels, as methods of the same names and arguments."""
 
     def finish(self, result: Tensor) -> Recording:

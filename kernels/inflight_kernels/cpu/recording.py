@@ -81,6 +81,14 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True)
+class ByTap:
+    """The weight of a short convolution (channels, taps), or its bias (channels,). C++ has it in float32, with the
+    channels of a tap side by side."""
+
+    constant: Constant
+
+
+@dataclass(frozen=True, slots=True)
 class NormWeight:
     """Of a norm. `is_wide`: float32, where elements are not."""
 
@@ -98,7 +106,9 @@ class CacheTensors:
     """Those of each slot and head."""
 
 
-Field = Columns | Constant | Weight | Bias | NormWeight | CacheTensors | Activation | tuple[int, ...] | float | None
+Field = (
+    Columns | Constant | Weight | Bias | ByTap | NormWeight | CacheTensors | Activation | tuple[int, ...] | float | None
+)
 
 
 @dataclass(frozen=True, slots=True)

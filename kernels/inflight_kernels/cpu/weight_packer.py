@@ -18,7 +18,7 @@ from inflight_kernels.cpu.huge_pages import HugePageArena
 from inflight_kernels.cpu.library import NativeLibrary
 from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, InputFormat, Matrix, SharedFormat, WeightFormat, plain_matrix
 from inflight_kernels.cpu.recorded_values import STEP
-from inflight_kernels.cpu.recording import Bias, Constant, Grouping, Recording, Weight
+from inflight_kernels.cpu.recording import Bias, ByTap, Constant, Grouping, Recording, Weight
 from inflight_kernels.matmul.coded_weight import Code, CodedWeight, Inputs, join_halves
 
 SHARED_FORMATS = {
@@ -57,13 +57,13 @@ class WeightPacker:
         self._memory = memory or HugePageArena()
         self._matrices: dict[Weight, tuple[Matrix, tuple[Tensor, ...]]] = {}
         """And the memory that they point at."""
-        self._biases: dict[Bias, Tensor] = {}
+        self._copies: dict[Bias | ByTap, Tensor] = {}
         constants = {
             value: _constants(value)
             for recording in recordings
             for operation in recording.operations
             for value in operation.fields.values()
-            if isinstance(value, Constant | Weight | Bias)
+            if isinstance(value, Constant | Weight | Bias | ByTap)
         }
         self._readers = Counter(_storage(each) for of_one in constants.values() for each in of_one)
         """What still reads each storage. An embedding that is also the head is read as it is, so it stays."""
@@ -75,15 +75,20 @@ class WeightPacker:
             self._release(weight)
         return self._matrices[weight][0]
 
-    def copy(self, bias: Bias) -> int:
-        """The address of its elements; where gate and up are joined, both with zeros up to a multiple of 32."""
-        if bias not in self._biases:
-            tensor = self._shaped(bias.constant)
-            self._biases[bias] = self._kept(_join_bias(tensor) if bias.gated else tensor)
-            self._release(bias)
-        return self._biases[bias].data_ptr()
+    def copy(self, value: Bias | ByTap) -> int:
+        """The address of its elements. Where gate and up are joined, a bias has zeros up to a multiple of 32 behind
+        both."""
+        if value not in self._copies:
+            tensor = self._shaped(value.constant)
+            if isinstance(value, ByTap):
+                tensor = tensor.t().float()
+            elif value.gated:
+                tensor = _join_bias(tensor)
+            self._copies[value] = self._kept(tensor)
+            self._release(value)
+        return self._copies[value].data_ptr()
 
-    def _release(self, value: Weight | Bias) -> None:
+    def _release(self, value: Weight | Bias | ByTap) -> None:
         for constant in _constants(value):
             storage = _storage(constant)
             self._readers[storage] -= 1
@@ -217,11 +222,11 @@ def _unit_scales(weight: CodedWeight) -> Tensor:
     return weight.scales.float() * FP8_UNIT if weight.code is Code.FP8 else weight.scales
 
 
-def _constants(value: Constant | Weight | Bias) -> tuple[Constant, ...]:
+def _constants(value: Constant | Weight | Bias | ByTap) -> tuple[Constant, ...]:
     match value:
         case Weight():
             return value.constants
-        case Bias():
+        case Bias() | ByTap():
             return (value.constant,)
         case Constant():
             return (value,)

@@ -1,1 +1,36 @@
-"""Layers that keep a state for each sequence instead of keys and values for each token."""
+"""Layers that keep a state for each sequence instead of keys and values for each token.
+
+A state is a tensor whose first dimension are slots; StepSequences says whose tokens a step has, where a sequence's
+state lies, and behind which of its tokens it is kept in a slot more. Every function computes a token from the state
+before it, in float32, whatever else is in the step: a prompt has the same bits in one step, in chunks with any borders,
+and token by token.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from inflight_kernels.activation.kinds import Activation
+from inflight_kernels.dispatch import implementation
+from inflight_kernels.recurrent.step_sequences import StepSequences
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    sequences: StepSequences,
+    activation: Activation | None = None,
+) -> Tensor:
+    """A short convolution of each channel over its sequence's tokens: y_t = f(bias + sum over w of weight[:, w] *
+    x_{t - W + 1 + w}), rounded once, where x is zero before position 0. Returns y (T, C).
+
+    `x` (T, C), float; `weight` (C, W) and `bias` (C,) of its dtype or float32. `state` (slots, W - 1, C), contiguous,
+    of the dtype of x: the last W - 1 inputs of each sequence, the oldest first, is read and written. Without an
+    `activation` f(x) is x. Raises ValueError for an activation that only gated layers have.
+    """
+    if activation is Activation.CLAMPED_SWIGLU:
+        raise ValueError(f"{activation.value} is for gated layers only")
+    result: Tensor = implementation(x, __name__).causal_conv(x, weight, bias, state, sequences, activation)
+    return result

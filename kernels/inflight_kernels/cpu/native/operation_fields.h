@@ -33,6 +33,7 @@ enum class Kind : int64_t {
   ROPE_AND_KV_WRITE,
   DECODE_ATTENTION,
   PREFILL_ATTENTION,
+  CAUSAL_CONV,
 };
 
 /// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
@@ -334,6 +335,38 @@ struct Attention {
   const float* sinks;
 };
 
+/// out = f(bias + the sum over w of weight[w] * what x is `num_taps` - 1 - w tokens before) of each sequence's tokens;
+/// x is zero before position 0.
+struct CausalConv {
+  Kind kind;
+  Value x, out;
+  /// (num_taps, size), that of the oldest input first.
+  const float* weight;
+  /// (size), or null.
+  const float* bias;
+  /// (slots, num_taps - 1, size): the last inputs, the oldest first.
+  Element* state;
+  int64_t size;
+  /// 8 at most.
+  int64_t num_taps;
+  /// Whether f is `activation`; else it changes nothing.
+  int64_t activates;
+  Activation activation;
+};
+
+/// Whose tokens a step has, as StepSequences says; none where no layer keeps a state for each.
+struct Sequences {
+  int64_t count;
+  /// (count): where each one's state is.
+  const int64_t* slots;
+  /// (count + 1): where tokens start.
+  const int32_t* starts;
+  /// (num_tokens): a state before position 0 is zeros.
+  const int64_t* positions;
+  /// (num_tokens): another slot that takes the state behind a token too, negative = none; null = of no token.
+  const int32_t* kept;
+};
+
 /// Tokens of a step: one of each decoding row, then the chunks of the prefilling rows.
 struct Batch {
   int64_t num_tokens, num_decodes, num_prefills;
@@ -357,6 +390,7 @@ struct Batch {
   const Element* given_rows;
   /// (num_tokens): slot of each token's adapter, negative = none; null where no token has one.
   const int32_t* adapters;
+  Sequences sequences;
 };
 
 /// The memory that ranks share (rank_segment.h), and which of them this is; null without other ranks.
@@ -566,6 +600,23 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Attention, scale),
     offsetof(Attention, soft_cap),
     offsetof(Attention, sinks),
+    sizeof(CausalConv),
+    offsetof(CausalConv, kind),
+    offsetof(CausalConv, x),
+    offsetof(CausalConv, out),
+    offsetof(CausalConv, weight),
+    offsetof(CausalConv, bias),
+    offsetof(CausalConv, state),
+    offsetof(CausalConv, size),
+    offsetof(CausalConv, num_taps),
+    offsetof(CausalConv, activates),
+    offsetof(CausalConv, activation),
+    sizeof(Sequences),
+    offsetof(Sequences, count),
+    offsetof(Sequences, slots),
+    offsetof(Sequences, starts),
+    offsetof(Sequences, positions),
+    offsetof(Sequences, kept),
     sizeof(Batch),
     offsetof(Batch, num_tokens),
     offsetof(Batch, num_decodes),
@@ -583,6 +634,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Batch, given),
     offsetof(Batch, given_rows),
     offsetof(Batch, adapters),
+    offsetof(Batch, sequences),
     sizeof(Ranks),
     offsetof(Ranks, segment),
     offsetof(Ranks, rank),

@@ -7,6 +7,7 @@
 
 #include <iterator>
 
+#include "causal_conv.h"
 #include "decode_attention.h"
 #include "experts.h"
 #include "lora.h"
@@ -65,6 +66,8 @@ void run(const Kind* operation, const Run& step) {
     case Kind::PREFILL_ATTENTION:
       if (step.batch.num_prefills) run_prefill(as<Attention>(operation), step);
       return;
+    case Kind::CAUSAL_CONV:
+      return run(as<CausalConv>(operation), step);
   }
 }
 

@@ -1,0 +1,67 @@
+"""Layers with a state in torch: a sequence at a time.
+
+What is computed at once has the same shape whatever the step holds. So has torch's order of sums, and its functions
+such as exp, which have other bits at the end of a run of elements than within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inflight_kernels.activation.kinds import Activation
+from inflight_kernels.activation.reference import FUNCTIONS
+from inflight_kernels.recurrent.step_sequences import StepSequences
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """Of one sequence."""
+
+    slot: int
+    tokens: slice
+    is_first: bool
+    """Whether its state begins with zeros."""
+    kept: list[int]
+    """For each of its tokens a slot, or -1."""
+
+    def before(self, state: Tensor) -> Tensor:
+        """A copy of its state."""
+        return torch.zeros_like(state[self.slot]) if self.is_first else state[self.slot].clone()
+
+
+def _each(sequences: StepSequences) -> Iterator[_Tokens]:
+    starts = sequences.starts.tolist()
+    for slot, start, end in zip(sequences.slots_B.tolist(), starts, starts[1:], strict=False):
+        kept = [-1] * (end - start) if sequences.kept_T is None else sequences.kept_T[start:end].tolist()
+        yield _Tokens(slot, slice(start, end), int(sequences.positions_T[start]) == 0, kept)
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    sequences: StepSequences,
+    activation: Activation | None = None,
+) -> Tensor:
+    """From the oldest tap to the newest one, behind the bias."""
+    out, num_taps = torch.empty_like(x), weight.shape[1]
+    for each in _each(sequences):
+        inputs = torch.cat([each.before(state), x[each.tokens]])
+        total = torch.zeros_like(x[each.tokens], dtype=torch.float32)
+        if bias is not None:
+            total += bias
+        for tap, inputs_of_tap in enumerate(inputs.unfold(0, num_taps, 1).unbind(2)):
+            total += inputs_of_tap.float() * weight[:, tap].float()
+        if activation is not None:
+            total = torch.stack([FUNCTIONS[activation](row) for row in total])
+        out[each.tokens] = total.to(x.dtype)
+        for number, slot in enumerate(each.kept, 1):
+            if slot >= 0:
+                state[slot] = inputs[number : number + num_taps - 1]
+        state[each.slot] = inputs[len(each.kept) :]
+    return out
