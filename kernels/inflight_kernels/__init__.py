@@ -40,7 +40,7 @@ from inflight_kernels.norm import (
     rms_norm_quantized,
 )
 from inflight_kernels.quantization import quantize_per_token
-from inflight_kernels.recurrent import causal_conv
+from inflight_kernels.recurrent import causal_conv, gated_delta_rule
 from inflight_kernels.recurrent.step_sequences import StepSequences
 from inflight_kernels.rope import rope_and_kv_write
 from inflight_kernels.sampling import (
@@ -75,6 +75,7 @@ __all__ = [
     "embedding_rms_norm",
     "embedding_rms_norm_quantized",
     "fused_moe",
+    "gated_delta_rule",
     "gated_linear",
     "int4_linear",
     "join_halves",

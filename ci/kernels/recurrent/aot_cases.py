@@ -1,14 +1,16 @@
-"""Layers with a state for each sequence, at the shapes of Qwen3-Next."""
+"""Layers with a state for each sequence, at the shapes of Qwen3-Next, and Kimi Linear's decays of each channel."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 
-from ci.kernels.meta_tensors import bf16, of
+from ci.kernels.meta_tensors import bf16, of, show
 from inflight_kernels import Activation, StepSequences
 from inflight_kernels.recurrent import gpu
+from inflight_kernels.recurrent.gpu.gated_delta_rule import CANDIDATES
 
 
 def _sequences(count: int, tokens: int, with_kept: bool) -> StepSequences:
@@ -32,10 +34,40 @@ def _conv(
     gpu.causal_conv(bf16(tokens, 8192), of(weight_dtype, 8192, 4), bias, bf16(65, 3, 8192), sequences, activation)
 
 
+def _delta(
+    *,
+    num_keys: int = 16,
+    by_channel: bool = False,
+    with_kept: bool = False,
+    config: Mapping[str, int] | None = None,
+) -> None:
+    tokens, num_heads, dim = 64, 32, 128
+    num_decays = num_heads * (dim if by_channel else 1)
+    gpu.gated_delta_rule(
+        bf16(tokens, 2 * num_keys * dim + num_heads * dim),
+        bf16(tokens, num_decays),
+        bf16(tokens, num_heads),
+        of(torch.float32, num_heads),
+        of(torch.float32, num_decays),
+        of(torch.float32, 65, num_heads, dim, dim),
+        _sequences(64, tokens, with_kept),
+        dim,
+        config=config,
+    )
+
+
 CASES = {
     "conv c8192 decode": partial(_conv, 64),
     "conv c8192": partial(_conv, 8192),
     "conv c8192 kept": partial(_conv, 8192, with_kept=True),
     "conv c8192 float32 weight and bias": partial(_conv, 8192, with_bias=True, weight_dtype=torch.float32),
     "conv c8192 no activation": partial(_conv, 8192, activation=None),
+    "delta rule h32 d128": partial(_delta),
+    "delta rule h32 d128 kept": partial(_delta, with_kept=True),
+    "delta rule h32 d128 by channel": partial(_delta, num_keys=32, by_channel=True),
 }
+for _config in CANDIDATES:
+    CASES[f"delta rule h32 d128 {show(_config)}"] = partial(_delta, config=_config)
+    CASES[f"delta rule h32 d128 by channel {show(_config)}"] = partial(
+        _delta, num_keys=32, by_channel=True, config=_config
+    )

@@ -11,6 +11,7 @@ from torch import Tensor
 from ci.bench.kernels.case import Case, Goal, Inputs, Peer, float_dtype, same_way
 from inflight_kernels import Activation, StepSequences
 from inflight_kernels.recurrent import gpu
+from inflight_kernels.recurrent.gpu.gated_delta_rule import CANDIDATES
 
 TAPS = 4
 
@@ -53,10 +54,82 @@ def _conv_case(title: str, count: int, tokens: int, channels: int, goal: Goal) -
     )
 
 
+def _delta_inputs(
+    count: int, tokens: int, num_keys: int, num_heads: int, dim: int, device: torch.device, i: int
+) -> Inputs:
+    """qkv, a, b, a_log, dt_bias, state, sequences, dim."""
+    generator, dtype = torch.Generator(device).manual_seed(i), float_dtype(device)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    num_tokens = count * tokens
+    return (
+        random(num_tokens, (2 * num_keys + num_heads) * dim).to(dtype),
+        random(num_tokens, num_heads).to(dtype),
+        random(num_tokens, num_heads).to(dtype),
+        random(num_heads),
+        random(num_heads),
+        torch.zeros(count, num_heads, dim, dim, device=device),
+        _sequences(count, tokens, device),
+        dim,
+    )
+
+
+def _delta(
+    qkv: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor, _: StepSequences, dim: int
+) -> Tensor:
+    """Of all sequences together, each from a state of zeros."""
+    count, num_heads = state.shape[:2]
+    heads = qkv.float().view(count, -1, qkv.shape[1] // dim, dim)
+    num_keys = (heads.shape[2] - num_heads) // 2
+    queries, keys, values = heads.split([num_keys, num_keys, num_heads], 2)
+    queries, keys = (
+        F.normalize(each, dim=-1).repeat_interleave(num_heads // num_keys, 2).unsqueeze(-1) for each in (queries, keys)
+    )
+    decays = torch.exp(-a_log.exp() * F.softplus(a.float() + dt_bias)).view(count, -1, num_heads, 1, 1)
+    betas = b.float().sigmoid().view(count, -1, num_heads, 1)
+    own, outputs = torch.zeros_like(state), []
+    for t in range(heads.shape[1]):
+        own = own * decays[:, t]
+        delta = (values[:, t] - (own * keys[:, t]).sum(2)) * betas[:, t]
+        own = own + keys[:, t] * delta.unsqueeze(2)
+        outputs.append((own * queries[:, t]).sum(2) * dim**-0.5)
+    return torch.stack(outputs, 1).flatten(2).flatten(0, 1)
+
+
+def _delta_case(title: str, count: int, tokens: int, num_keys: int, num_heads: int, dim: int, goal: Goal) -> Case:
+    per_token = 4 * (num_keys + num_heads) * dim + 4 * num_heads
+    return Case(
+        kernel="K17",
+        title=title,
+        goal=goal,
+        make_inputs=partial(_delta_inputs, count, tokens, num_keys, num_heads, dim),
+        run=lambda inputs: gpu.gated_delta_rule(*inputs),
+        reference=lambda inputs: _delta(*inputs),
+        tolerance=2e-2,
+        bytes=count * (8 * num_heads * dim * dim + tokens * per_token),
+        formula="8 B V D^2 + T (4 (K + V) D + 4 V)",
+        flops=8 * count * tokens * num_heads * dim * dim,
+        peers={"torch eager": Peer(same_way(_delta), on_cpu=True)},
+        candidates={"gated_delta_rule": CANDIDATES},
+    )
+
+
 def cases(tiny: bool) -> list[Case]:
-    """A prompt of 8k tokens, and 64 decodes."""
+    """A prompt of 8k tokens, and 64 decodes. What they leave in a state is not read again: all begin at position 0."""
     channels, tokens, count = (24, 40, 3) if tiny else (8192, 8192, 64)
+    of_heads = (1, 2, 16) if tiny else (16, 32, 128)
     return [
         _conv_case("short convolution of 8k x 8192 bf16", 1, tokens, channels, Goal("70 % of BW", fraction=0.7)),
         _conv_case("short convolution B=64 x 8192 bf16", count, 1, channels, Goal("6 us", microseconds=6.0)),
+        _delta_case("gated delta rule B=64 32 x 128 bf16", count, 1, *of_heads, Goal("75 % of BW", fraction=0.75)),
+        # A microsecond of a token: two sums over the rows of a state, and a load.
+        _delta_case(
+            "gated delta rule of 1k 32 x 128 bf16",
+            1,
+            6 if tiny else 1024,
+            *of_heads,
+            Goal("1 us a token", microseconds=1024.0),
+        ),
     ]

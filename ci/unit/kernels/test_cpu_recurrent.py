@@ -6,6 +6,7 @@ Run: pytest ci/unit/kernels/test_cpu_recurrent.py
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -59,12 +60,16 @@ def run_of(program: Program) -> Run:
     return run
 
 
-@pytest.fixture(params=[1, 2])
-def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_before() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    yield
     torch.set_num_threads(before)
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    """The same bits, or both no number."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def assert_all_variants_compute(
@@ -75,32 +80,29 @@ def assert_all_variants_compute(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What torch computes, in all steps, each with the same bits."""
-    x, by_first, state_by_first = random(44, input_size, dtype=dtype), None, None
-    wanted_state = state.clone()
-    wanted = layer(x, wanted_state, sequences_of(CHUNKS, KEPT), weights)
-    inputs = [random(count, input_size, dtype=dtype) for count in (9, 4, 1)]
-    in_all_steps = None
-    for of_dtype, variant, instruction in IN_ORDER_OF_FMA:
+    """What torch computes, and all of them the same bits, by one thread and by two, in all steps."""
+    x, inputs = (random(44, input_size, dtype=dtype), [random(count, input_size, dtype=dtype) for count in (9, 4, 1)])
+    wanted, wanted_state = None, state.clone()
+    torch_result = layer(x, wanted_state, sequences_of(CHUNKS, KEPT), weights)
+    for (of_dtype, variant, instruction), num_threads in itertools.product(IN_ORDER_OF_FMA, (1, 2)):
         if of_dtype != dtype:
             continue
         force(monkeypatch, instruction, variant)
-        own = state.clone()
-        found = run_of(compiled(layer, weights, own, input_size, dtype))(x, sequences_of(CHUNKS, KEPT))
-        if by_first is None:
-            torch.testing.assert_close(found, wanted, atol=MOST[dtype], rtol=MOST[dtype])
-            torch.testing.assert_close(own, wanted_state, atol=1e-5, rtol=1e-4, equal_nan=True)
-        by_first, state_by_first = (found, own) if by_first is None else (by_first, state_by_first)
-        assert state_by_first is not None
-        assert torch.equal(found, by_first), variant
-        assert torch.equal(own.nan_to_num(7.0), state_by_first.nan_to_num(7.0)), variant
+        torch.set_num_threads(num_threads)
 
         def make(own: Tensor) -> Run:
             return run_of(compiled(layer, weights, own, input_size, dtype))
 
-        of_variant = assert_same_in_all_steps(make, inputs, torch.zeros(NUM_SLOTS, *state.shape[1:], dtype=state.dtype))
-        in_all_steps = in_all_steps or of_variant
-        assert all(map(torch.equal, of_variant, in_all_steps)), variant
+        own = state.clone()
+        found = [make(own)(x, sequences_of(CHUNKS, KEPT)), own]
+        found += assert_same_in_all_steps(make, inputs, torch.zeros(NUM_SLOTS, *state.shape[1:], dtype=state.dtype))
+        if wanted is None:
+            torch.testing.assert_close(found[0], torch_result, atol=MOST[dtype], rtol=MOST[dtype])
+            torch.testing.assert_close(own, wanted_state, atol=2e-5, rtol=1e-4, equal_nan=True)
+        wanted = wanted or found
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert_same(mine, theirs)
+    assert wanted is not None
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,6 @@ def assert_all_variants_compute(
 )
 @pytest.mark.parametrize("weight_dtype", ["as x", torch.float32], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.usefixtures("num_threads")
 def test_a_short_convolution(
     dtype: torch.dtype,
     weight_dtype: torch.dtype | str,
@@ -132,39 +133,117 @@ def test_a_short_convolution(
     assert_all_variants_compute(layer, weights, state, num_channels + 3, dtype, monkeypatch)
 
 
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize(
+    ("num_keys", "num_heads", "key_dim", "value_dim"), [(2, 4, 32, 48), (1, 1, 256, 16), (2, 2, 128, 128)]
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_gated_delta_rule(
+    dtype: torch.dtype,
+    num_keys: int,
+    num_heads: int,
+    key_dim: int,
+    value_dim: int,
+    by_channel: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    num_decays = num_heads * (key_dim if by_channel else 1)
+    widths = [2 * num_keys * key_dim + num_heads * value_dim, num_decays, num_heads]
+    weights = [torch.linspace(-3.0, 2.0, num_heads), random(num_decays) - 2]
+
+    def layer(x: Tensor, state: Tensor, sequences: StepSequences, weights: Sequence[Tensor]) -> Tensor:
+        qkv, a, b = x.split(widths, 1)
+        return inflight_kernels.gated_delta_rule(qkv, a, b, *weights, state, sequences, key_dim)
+
+    state = random(7, num_heads, key_dim, value_dim) / key_dim**0.5
+    state[[0, 1, 6]] = float("nan")
+    assert_all_variants_compute(layer, weights, state, sum(widths), dtype, monkeypatch)
+
+
+@pytest.mark.parametrize("a", [-30.0, 0.0, 15.0, 300.0, float("nan")])
+def test_a_state_decays_as_far_as_softplus_says(a: float) -> None:
+    def layer(x: Tensor, state: Tensor, sequences: StepSequences, weights: Sequence[Tensor]) -> Tensor:
+        qkv, of_decay, b = x.split([64, 1, 1], 1)
+        return inflight_kernels.gated_delta_rule(qkv, of_decay, b, *weights, state, sequences, 16)
+
+    weights, state = [torch.tensor([-3.0]), torch.zeros(1)], torch.ones(1, 1, 16, 32)
+    x = torch.cat([random(1, 64), torch.tensor([[a, -1000.0]])], 1)
+    run_of(compiled(layer, weights, state, 66, torch.float32))(x, sequences_of([(0, 1, 1)]))
+    exact = torch.exp(-torch.exp(weights[0].double()) * torch.nn.functional.softplus(torch.tensor([a]).double()))
+    expected = exact.float().expand(state.shape)
+    torch.testing.assert_close(state, expected, atol=0, rtol=1e-5, equal_nan=True)
+
+
 WEIGHTS, STATE = [random(64, 4), random(64, 9), random(63, 4)], torch.zeros(2, 3, 64)
-REFUSED: dict[str, tuple[Layer, str]] = {
+DECAYS, DELTA_STATE = [torch.zeros(2), torch.zeros(2)], torch.zeros(2, 2, 32, 48)
+
+
+def convolve(x: Tensor, weight: Tensor, state: Tensor, sequences: StepSequences) -> Tensor:
+    return inflight_kernels.causal_conv(x, weight, None, state, sequences)
+
+
+def attend(
+    x: Tensor, sequences: StepSequences, weights: Sequence[Tensor], key_dim: int = 32, state: Tensor = DELTA_STATE
+) -> Tensor:
+    """Linear attention of two heads."""
+    qkv, a, b = x, x[:, :2], x[:, 2:4]
+    return inflight_kernels.gated_delta_rule(qkv, a, b, *weights, state, sequences, key_dim)
+
+
+REFUSED: dict[str, tuple[Layer, Sequence[Tensor], str]] = {
     "other sequences": (
-        lambda x, state, _, weights: inflight_kernels.causal_conv(
-            x, weights[0], None, state, sequences_of([(0, 0, 13)])
-        ),
+        lambda x, state, _, weights: convolve(x, weights[0], state, sequences_of([(0, 0, 13)])),
+        WEIGHTS,
         "the step's own sequences only",
     ),
     "many taps": (
-        lambda x, state, sequences, weights: inflight_kernels.causal_conv(x, weights[1], None, state, sequences),
+        lambda x, state, sequences, weights: convolve(x, weights[1], state, sequences),
+        WEIGHTS,
         "over 9 tokens, and C\\+\\+ has those up to 8",
     ),
     "some columns": (
-        lambda x, state, sequences, weights: inflight_kernels.causal_conv(x, weights[2], None, state, sequences),
+        lambda x, state, sequences, weights: convolve(x, weights[2], state, sequences),
+        WEIGHTS,
         "not over all columns of its input",
     ),
     "another state": (
-        lambda x, state, sequences, weights: inflight_kernels.causal_conv(x, weights[0], None, state[:, 1:], sequences),
+        lambda x, state, sequences, weights: convolve(x, weights[0], state[:, 1:], sequences),
+        WEIGHTS,
         r"the state of a short convolution is not a constant of shape \(2, 3, 64\)",
+    ),
+    "linear attention of other sequences": (
+        lambda x, _, __, weights: attend(x, sequences_of([(0, 0, 13)]), weights),
+        DECAYS,
+        "the step's own sequences only",
+    ),
+    "odd heads": (
+        lambda x, _, sequences, weights: attend(x, sequences, weights, 24),
+        DECAYS,
+        "heads of 24 and 48 elements, which are not multiples of 16",
+    ),
+    "columns": (
+        lambda x, _, sequences, weights: attend(x, sequences, weights, 16),
+        DECAYS,
+        "columns that are not those of its heads",
+    ),
+    "a wide state": (
+        lambda x, _, sequences, weights: attend(x, sequences, weights, 16, torch.zeros(2, 2, 16, 16).half()),
+        DECAYS,
+        "the state of linear attention is torch.float16 and not torch.float32",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_it_has_otherwise_is_the_reason(name: str) -> None:
-    layer, reason = REFUSED[name]
+    layer, weights, reason = REFUSED[name]
     with pytest.raises(Unsupported, match=reason):
-        compiled(layer, WEIGHTS, STATE, 64, torch.float32)
+        compiled(layer, weights, STATE, 64, torch.float32)
 
 
 def test_a_batch_must_say_whose_its_tokens_are() -> None:
     program = compiled(
-        lambda x, state, sequences, weights: inflight_kernels.causal_conv(x, weights[0], None, state, sequences),
+        lambda x, state, sequences, weights: convolve(x, weights[0], state, sequences),
         WEIGHTS,
         STATE,
         64,

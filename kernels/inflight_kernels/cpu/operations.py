@@ -290,6 +290,23 @@ class CausalConv(Operation):
     )
 
 
+class GatedDeltaRule(Operation):
+    """out = query S of each token and value head, where S is the head's state behind the token: what it was before
+    decays, then the key's part of it moves towards the value."""
+
+    _fields_ = Fields(
+        (Value, "qkv", "Queries, keys, values."),
+        (Value, "a b out"),
+        ("const float*", "a_log", "(num_heads)"),
+        ("const float*", "dt_bias", "(num_heads * num_decays)"),
+        ("float*", "state", "(slots, num_heads, key_dim, value_dim)"),
+        ("int64_t", "num_key_heads num_heads"),
+        ("int64_t", "key_dim", "A multiple of 16, 256 at most."),
+        ("int64_t", "value_dim", "A multiple of 16."),
+        ("int64_t", "num_decays", "Of a head: 1, or key_dim, of each row of its state."),
+    )
+
+
 KINDS: tuple[type[Operation], ...] = (
     Embedding,
     Sum,
@@ -312,9 +329,10 @@ KINDS: tuple[type[Operation], ...] = (
     DecodeAttention,
     PrefillAttention,
     CausalConv,
+    GatedDeltaRule,
 )
 
-WITH_STATE: tuple[type[Operation], ...] = (CausalConv,)
+WITH_STATE: tuple[type[Operation], ...] = (CausalConv, GatedDeltaRule)
 """Those that keep a state for each sequence."""
 
 

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.cpu.notes import Notes
-from inflight_kernels.cpu.operations import CausalConv
-from inflight_kernels.cpu.recorded_values import Unsupported
+from inflight_kernels.cpu.operations import CausalConv, GatedDeltaRule
+from inflight_kernels.cpu.recorded_values import HALF_STEP, Unsupported
 from inflight_kernels.cpu.recording import ByTap
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 MAX_TAPS = 8
+KEY_DIMS = range(HALF_STEP, 256 + 1, HALF_STEP)
 
 
 class StateRecorder(Notes):
@@ -50,6 +51,53 @@ class StateRecorder(Notes):
             num_taps=num_taps,
             activates=int(activation is not None),
             activation=activation,
+        )
+        return out
+
+    def gated_delta_rule(
+        self,
+        qkv: Tensor,
+        a: Tensor,
+        b: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        state: Tensor,
+        sequences: StepSequences,
+        key_dim: int,
+    ) -> Tensor:
+        self._check_sequences(sequences)
+        slots, num_heads, _, value_dim = state.shape
+        if key_dim not in KEY_DIMS or value_dim % HALF_STEP:
+            raise Unsupported(
+                f"linear attention has heads of {key_dim} and {value_dim} elements, which are not multiples of "
+                f"{HALF_STEP}, those of keys up to {KEY_DIMS[-1]}"
+            )
+        num_key_heads, rest = divmod(qkv.shape[1] - num_heads * value_dim, 2 * key_dim)
+        num_decays = a.shape[1] // num_heads
+        is_divided = not rest and num_key_heads > 0 and num_heads % num_key_heads == 0
+        if not is_divided or num_decays not in (1, key_dim) or a.shape[1] % num_heads or b.shape[1] != num_heads:
+            raise Unsupported("linear attention has columns that are not those of its heads")
+        sources = {
+            "qkv": self._values.read(qkv, "what linear attention reads"),
+            "a": self._values.read(a, "the decays of linear attention"),
+            "b": self._values.read(b, "the gates of linear attention"),
+        }
+        out, written = self._result(num_heads * value_dim)
+        self._note(
+            GatedDeltaRule,
+            ("out",),
+            **sources,
+            out=written,
+            a_log=self._values.constant(a_log, "a_log", (num_heads,), torch.float32),
+            dt_bias=self._values.constant(dt_bias, "dt_bias", (num_heads * num_decays,), torch.float32),
+            state=self._values.constant(
+                state, "the state of linear attention", (slots, num_heads, key_dim, value_dim), torch.float32
+            ),
+            num_key_heads=num_key_heads,
+            num_heads=num_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            num_decays=num_decays,
         )
         return out
 

@@ -34,3 +34,33 @@ def causal_conv(
         raise ValueError(f"{activation.value} is for gated layers only")
     result: Tensor = implementation(x, __name__).causal_conv(x, weight, bias, state, sequences, activation)
     return result
+
+
+def gated_delta_rule(
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    sequences: StepSequences,
+    key_dim: int,
+) -> Tensor:
+    """The gated delta rule of linear attention (Gated DeltaNet; Kimi Delta Attention). Returns (T, V * Dv).
+
+    `qkv` (T, 2 * K * Dk + V * Dv), float: queries and keys of K heads of `key_dim` = Dk, and values of V heads, a
+    multiple of K; value head v has the query and the key of head v // (V / K). Both are divided by sqrt(their sum of
+    squares + 1e-6), and queries by sqrt(Dk). For each token and value head, in float32, the result rounded once:
+
+        S = exp(-exp(a_log) * softplus(a + dt_bias)) * S
+        S = S + k (v - k S) * sigmoid(b)
+        out = q S
+
+    `a` (T, V), `b` (T, V) of the dtype of qkv, `a_log` and `dt_bias` (V,) float32. With `a` (T, V * Dk) and `dt_bias`
+    (V * Dk,) each row of S decays by itself. `state` (slots, V, Dk, Dv) float32, contiguous, has S of each sequence and
+    is read and written.
+    """
+    result: Tensor = implementation(qkv, __name__).gated_delta_rule(
+        qkv, a, b, a_log, dt_bias, state, sequences, key_dim
+    )
+    return result

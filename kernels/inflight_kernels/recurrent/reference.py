@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inflight_kernels.activation.kinds import Activation
@@ -65,3 +66,40 @@ def causal_conv(
                 state[slot] = inputs[number : number + num_taps - 1]
         state[each.slot] = inputs[len(each.kept) :]
     return out
+
+
+def gated_delta_rule(
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    sequences: StepSequences,
+    key_dim: int,
+) -> Tensor:
+    """A token at a time. Of no matrix products, whose order of sums is not known."""
+    _, num_heads, _, value_dim = state.shape
+    num_keys = (qkv.shape[1] - num_heads * value_dim) // 2
+    out = qkv.new_empty(len(qkv), num_heads * value_dim)
+    for each in _each(sequences):
+        own = each.before(state)
+        for token, slot in zip(range(each.tokens.start, each.tokens.stop), each.kept, strict=True):
+            query, key, value = qkv[token].float().split([num_keys, num_keys, num_heads * value_dim])
+            query, key = (_normed_heads(heads.view(-1, key_dim), num_heads) for heads in (query, key))
+            growth = F.softplus(a[token].float() + dt_bias).view(num_heads, -1, 1)
+            own *= torch.exp(-torch.exp(a_log)[:, None, None] * growth)
+            remembered = (own * key).sum(1)
+            delta = (value.view(num_heads, value_dim) - remembered) * torch.sigmoid(b[token].float())[:, None]
+            own += key * delta[:, None]
+            out[token] = ((own * query).sum(1) * key_dim**-0.5).flatten()
+            if slot >= 0:
+                state[slot] = own
+        state[each.slot] = own
+    return out
+
+
+def _normed_heads(heads: Tensor, num_heads: int) -> Tensor:
+    """(K, Dk) to (V, Dk, 1): each one for all value heads that have it."""
+    normed = heads / torch.sqrt((heads * heads).sum(1, keepdim=True) + 1e-6)
+    return normed.repeat_interleave(num_heads // len(heads), 0).unsqueeze(2)

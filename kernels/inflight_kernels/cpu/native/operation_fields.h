@@ -34,6 +34,7 @@ enum class Kind : int64_t {
   DECODE_ATTENTION,
   PREFILL_ATTENTION,
   CAUSAL_CONV,
+  GATED_DELTA_RULE,
 };
 
 /// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
@@ -354,6 +355,28 @@ struct CausalConv {
   Activation activation;
 };
 
+/// out = query S of each token and value head, where S is the head's state behind the token: what it was before decays,
+/// then the key's part of it moves towards the value.
+struct GatedDeltaRule {
+  Kind kind;
+  /// Queries, keys, values.
+  Value qkv;
+  Value a, b, out;
+  /// (num_heads)
+  const float* a_log;
+  /// (num_heads * num_decays)
+  const float* dt_bias;
+  /// (slots, num_heads, key_dim, value_dim)
+  float* state;
+  int64_t num_key_heads, num_heads;
+  /// A multiple of 16, 256 at most.
+  int64_t key_dim;
+  /// A multiple of 16.
+  int64_t value_dim;
+  /// Of a head: 1, or key_dim, of each row of its state.
+  int64_t num_decays;
+};
+
 /// Whose tokens a step has, as StepSequences says; none where no layer keeps a state for each.
 struct Sequences {
   int64_t count;
@@ -611,6 +634,20 @@ constexpr int64_t LAYOUT[] = {
     offsetof(CausalConv, num_taps),
     offsetof(CausalConv, activates),
     offsetof(CausalConv, activation),
+    sizeof(GatedDeltaRule),
+    offsetof(GatedDeltaRule, kind),
+    offsetof(GatedDeltaRule, qkv),
+    offsetof(GatedDeltaRule, a),
+    offsetof(GatedDeltaRule, b),
+    offsetof(GatedDeltaRule, out),
+    offsetof(GatedDeltaRule, a_log),
+    offsetof(GatedDeltaRule, dt_bias),
+    offsetof(GatedDeltaRule, state),
+    offsetof(GatedDeltaRule, num_key_heads),
+    offsetof(GatedDeltaRule, num_heads),
+    offsetof(GatedDeltaRule, key_dim),
+    offsetof(GatedDeltaRule, value_dim),
+    offsetof(GatedDeltaRule, num_decays),
     sizeof(Sequences),
     offsetof(Sequences, count),
     offsetof(Sequences, slots),

@@ -10,6 +10,7 @@
 #include "causal_conv.h"
 #include "decode_attention.h"
 #include "experts.h"
+#include "gated_delta_rule.h"
 #include "lora.h"
 #include "pointwise.h"
 #include "prefill_attention.h"
@@ -68,6 +69,8 @@ void run(const Kind* operation, const Run& step) {
       return;
     case Kind::CAUSAL_CONV:
       return run(as<CausalConv>(operation), step);
+    case Kind::GATED_DELTA_RULE:
+      return run(as<GatedDeltaRule>(operation), step);
   }
 }
 

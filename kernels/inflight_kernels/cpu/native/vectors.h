@@ -66,4 +66,21 @@ inline Floats sigmoid(Floats x) {
   return splat(1.0f) / (decay + splat(1.0f));
 }
 
+/// log(1 + exp(x)) within 4e-6 of it, also where that is small.
+inline Floats softplus(Floats x) {
+  // Where x is no number, max gives its second operand, so that it stays none.
+  const Floats above = max(splat(0.0f), x), magnitude = max(x, splat(0.0f) - x);
+  const Floats growth = exp2(max(splat(-1000.0f), magnitude * splat(-LOG2_E)));
+  // log(1 + growth) is twice the inverse hyperbolic tangent of growth / (2 + growth), which is a third at most.
+  const Floats part = growth / (growth + splat(2.0f)), square = part * part;
+  Floats sum = splat(2.0f / 13);
+  sum = fma(sum, square, splat(2.0f / 11));
+  sum = fma(sum, square, splat(2.0f / 9));
+  sum = fma(sum, square, splat(2.0f / 7));
+  sum = fma(sum, square, splat(2.0f / 5));
+  sum = fma(sum, square, splat(2.0f / 3));
+  sum = fma(sum, square, splat(2.0f));
+  return fma(sum, part, above);
+}
+
 }  // namespace inflight

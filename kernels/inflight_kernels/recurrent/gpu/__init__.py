@@ -1,5 +1,6 @@
 """The triton kernels of this family, one operation a file. Importing this imports triton."""
 
 from inflight_kernels.recurrent.gpu.causal_conv import causal_conv
+from inflight_kernels.recurrent.gpu.gated_delta_rule import gated_delta_rule
 
-__all__ = ["causal_conv"]
+__all__ = ["causal_conv", "gated_delta_rule"]
