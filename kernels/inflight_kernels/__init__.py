@@ -40,7 +40,8 @@ from inflight_kernels.norm import (
     rms_norm_quantized,
 )
 from inflight_kernels.quantization import quantize_per_token
-from inflight_kernels.recurrent import causal_conv, gated_delta_rule
+from inflight_kernels.recurrent import causal_conv, gated_delta_rule, gated_rms_norm
+from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 from inflight_kernels.rope import rope_and_kv_write
 from inflight_kernels.sampling import (
@@ -57,6 +58,7 @@ __all__ = [
     "BlockScaledWeight",
     "Code",
     "CodedWeight",
+    "Gate",
     "Inputs",
     "Int4Weight",
     "StepSequences",
@@ -77,6 +79,7 @@ __all__ = [
     "fused_moe",
     "gated_delta_rule",
     "gated_linear",
+    "gated_rms_norm",
     "int4_linear",
     "join_halves",
     "layer_norm",

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ci.kernels.meta_tensors import bf16, of, show
-from inflight_kernels import Activation, StepSequences
+from inflight_kernels import Activation, Gate, StepSequences
 from inflight_kernels.recurrent import gpu
 from inflight_kernels.recurrent.gpu.gated_delta_rule import CANDIDATES
 
@@ -56,12 +56,23 @@ def _delta(
     )
 
 
+def _norm(
+    group_size: int, *, width: int = 4096, gate: Gate = Gate.SILU, gate_first: bool = False, is_wide: bool = False
+) -> None:
+    weight = of(torch.float32 if is_wide else torch.bfloat16, width if gate_first else group_size)
+    gpu.gated_rms_norm(bf16(64, width), bf16(64, width), weight, 1e-5, gate, group_size, gate_first)
+
+
 CASES = {
     "conv c8192 decode": partial(_conv, 64),
     "conv c8192": partial(_conv, 8192),
     "conv c8192 kept": partial(_conv, 8192, with_kept=True),
     "conv c8192 float32 weight and bias": partial(_conv, 8192, with_bias=True, weight_dtype=torch.float32),
     "conv c8192 no activation": partial(_conv, 8192, activation=None),
+    "gated norm g128": partial(_norm, 128),
+    "gated norm g128 float32 weight sigmoid": partial(_norm, 128, gate=Gate.SIGMOID, is_wide=True),
+    "gated norm g1024 gate first": partial(_norm, 1024, width=8192, gate_first=True),
+    "gated norm g8192 gate first": partial(_norm, 8192, width=8192, gate_first=True),
     "delta rule h32 d128": partial(_delta),
     "delta rule h32 d128 kept": partial(_delta, with_kept=True),
     "delta rule h32 d128 by channel": partial(_delta, num_keys=32, by_channel=True),

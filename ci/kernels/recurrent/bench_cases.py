@@ -116,6 +116,33 @@ def _delta_case(title: str, count: int, tokens: int, num_keys: int, num_heads: i
     )
 
 
+def _norm_inputs(tokens: int, width: int, group_size: int, device: torch.device, i: int) -> Inputs:
+    """x, gate, weight."""
+    generator, dtype = torch.Generator(device).manual_seed(i), float_dtype(device)
+    x, gate = torch.randn(2, tokens, width, generator=generator, device=device).to(dtype)
+    return x, gate, torch.randn(group_size, generator=generator, device=device).to(dtype)
+
+
+def _norm(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    normed = F.rms_norm(x.unflatten(1, (-1, len(weight))), (len(weight),), weight, 1e-6).flatten(1)
+    return (normed.float() * F.silu(gate.float())).to(x.dtype)
+
+
+def _norm_case(title: str, tokens: int, width: int, group_size: int, goal: Goal) -> Case:
+    return Case(
+        kernel="K17",
+        title=title,
+        goal=goal,
+        make_inputs=partial(_norm_inputs, tokens, width, group_size),
+        run=lambda inputs: gpu.gated_rms_norm(*inputs, 1e-6),
+        reference=lambda inputs: _norm(*(each.float() for each in inputs)),
+        tolerance=2e-2,
+        bytes=6 * tokens * width,
+        formula="6 T C",
+        peers={"torch eager": Peer(same_way(_norm), on_cpu=True)},
+    )
+
+
 def cases(tiny: bool) -> list[Case]:
     """A prompt of 8k tokens, and 64 decodes. What they leave in a state is not read again: all begin at position 0."""
     channels, tokens, count = (24, 40, 3) if tiny else (8192, 8192, 64)
@@ -124,6 +151,13 @@ def cases(tiny: bool) -> list[Case]:
         _conv_case("short convolution of 8k x 8192 bf16", 1, tokens, channels, Goal("70 % of BW", fraction=0.7)),
         _conv_case("short convolution B=64 x 8192 bf16", count, 1, channels, Goal("6 us", microseconds=6.0)),
         _delta_case("gated delta rule B=64 32 x 128 bf16", count, 1, *of_heads, Goal("75 % of BW", fraction=0.75)),
+        _norm_case(
+            "RMSNorm of heads and gate 8k x 4096 bf16",
+            tokens,
+            32 if tiny else 4096,
+            of_heads[2],
+            Goal("85 % of BW", fraction=0.85),
+        ),
         # A microsecond of a token: two sums over the rows of a state, and a load.
         _delta_case(
             "gated delta rule of 1k 32 x 128 bf16",

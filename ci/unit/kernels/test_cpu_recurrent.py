@@ -17,7 +17,7 @@ from sequence_steps import NUM_SLOTS, Run, assert_same_in_all_steps, sequences_o
 from torch import Tensor
 
 import inflight_kernels
-from inflight_kernels import Activation, StepSequences
+from inflight_kernels import Activation, Gate, StepSequences
 from inflight_kernels.cpu import Batch, Program, Unsupported, WeightPacker, load_library, record
 
 pytestmark = [pytest.mark.slow, needs_compiler]
@@ -174,6 +174,43 @@ def test_a_state_decays_as_far_as_softplus_says(a: float) -> None:
     torch.testing.assert_close(state, expected, atol=0, rtol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("gate_first", [False, True])
+@pytest.mark.parametrize("activation", Gate)
+@pytest.mark.parametrize("weight_dtype", ["as x", torch.float32], ids=str)
+@pytest.mark.parametrize(("group_size", "weight_size"), [(None, 48), (48, 96)])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_norm_with_a_gate(
+    dtype: torch.dtype,
+    group_size: int | None,
+    weight_size: int,
+    weight_dtype: torch.dtype | str,
+    activation: Gate,
+    gate_first: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = random(weight_size, dtype=weight_dtype if isinstance(weight_dtype, torch.dtype) else dtype)
+
+    def layer(x: Tensor, _: Tensor, __: StepSequences, weights: Sequence[Tensor]) -> Tensor:
+        x, gate = x[:, :96], 3 * x[:, 96:]
+        return inflight_kernels.gated_rms_norm(x, gate, weights[0], 1e-5, activation, group_size, gate_first)
+
+    x, results = 2 * random(17, 192, dtype=dtype), []
+    expected = layer(x, STATE, sequences_of([(0, 0, 17)]), [weight])
+    for (of_dtype, variant, instruction), num_threads in itertools.product(IN_ORDER_OF_FMA, (1, 2)):
+        if of_dtype == dtype:
+            force(monkeypatch, instruction, variant)
+            torch.set_num_threads(num_threads)
+            run = run_of(compiled(layer, [weight], STATE, 192, dtype))
+            results.append(run(x, sequences_of([(0, 0, 17)])))
+            assert torch.equal(run(x[5:6], sequences_of([(0, 0, 1)])), results[0][5:6])
+    assert results and all(torch.equal(each, results[0]) for each in results)
+    if dtype == torch.float32:
+        torch.testing.assert_close(results[0], expected, rtol=2e-5, atol=2e-6)
+    else:
+        # Where float32 adds up in another order, a tie may fall otherwise.
+        assert (results[0] == expected).float().mean() > 0.98
+
+
 WEIGHTS, STATE = [random(64, 4), random(64, 9), random(63, 4)], torch.zeros(2, 3, 64)
 DECAYS, DELTA_STATE = [torch.zeros(2), torch.zeros(2)], torch.zeros(2, 2, 32, 48)
 
@@ -225,6 +262,16 @@ REFUSED: dict[str, tuple[Layer, Sequence[Tensor], str]] = {
         lambda x, _, sequences, weights: attend(x, sequences, weights, 16),
         DECAYS,
         "columns that are not those of its heads",
+    ),
+    "groups": (
+        lambda x, _, __, weights: inflight_kernels.gated_rms_norm(x, x, weights[0], 1e-6),
+        [torch.ones(24)],
+        "64 columns in groups of 24, which is not a multiple of 16",
+    ),
+    "another gate": (
+        lambda x, _, __, weights: inflight_kernels.gated_rms_norm(x, x[:, :32], weights[0], 1e-6),
+        [torch.ones(32)],
+        "a norm has a gate of other columns",
     ),
     "a wide state": (
         lambda x, _, sequences, weights: attend(x, sequences, weights, 16, torch.zeros(2, 2, 16, 16).half()),

@@ -19,6 +19,7 @@ _ENUMS = frozenset(
     {
         "Activation",
         "CacheFormat",
+        "Gate",
         "GroupScore",
         "Ids",
         "InputFormat",

@@ -27,6 +27,7 @@ from inflight_kernels.cpu.operations import (
     structure_of,
 )
 from inflight_kernels.moe.routing import GroupScore, Scores
+from inflight_kernels.recurrent.gate import Gate
 
 HEADER = Path(__file__).parent / "native" / "operation_fields.h"
 _WIDTH = 120
@@ -46,7 +47,7 @@ _END = """\
 """
 
 
-ENUMS = (Place, Ids, Activation, CacheFormat, WeightFormat, InputFormat, SharedFormat, Scores, GroupScore)
+ENUMS = (Place, Ids, Activation, Gate, CacheFormat, WeightFormat, InputFormat, SharedFormat, Scores, GroupScore)
 
 
 def header() -> str:

@@ -307,6 +307,21 @@ class GatedDeltaRule(Operation):
     )
 
 
+class GatedRmsNorm(Operation):
+    """out = norm(x) * weight * f(gate) of each group of columns, or norm(x * f(gate)) * weight. Rounded before the
+    weight and behind it, if that has elements, and in the end."""
+
+    _fields_ = Fields(
+        (Value, "x gate out"),
+        (NativeNormWeight, "weight", "(weight_size)"),
+        ("int64_t", "size group_size", "The latter is a multiple of 16."),
+        ("int64_t", "weight_size", "That of a group, which all have, or of all columns."),
+        ("Gate", "activation"),
+        ("int64_t", "gate_first", "Whether it is before the norm."),
+        ("float", "eps"),
+    )
+
+
 KINDS: tuple[type[Operation], ...] = (
     Embedding,
     Sum,
@@ -330,6 +345,7 @@ KINDS: tuple[type[Operation], ...] = (
     PrefillAttention,
     CausalConv,
     GatedDeltaRule,
+    GatedRmsNorm,
 )
 
 WITH_STATE: tuple[type[Operation], ...] = (CausalConv, GatedDeltaRule)

@@ -42,6 +42,7 @@ from inflight_kernels.cpu.recording import (
     Weight,
 )
 from inflight_kernels.cpu.weight_packer import WeightPacker
+from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 PACKED_AT_ONCE = 32 * 2**20
@@ -160,8 +161,8 @@ class _Lowering:
             case NormWeight():
                 address = value.constant.address
                 return NativeNormWeight(floats=address) if value.is_wide else NativeNormWeight(elements=address)
-            case Activation():
-                return list(Activation).index(value)
+            case Activation() | Gate():
+                return list(type(value)).index(value)
             case CacheTensors():
                 _, block_size, num_kv_heads, head_dim = value.keys.tensor.shape
                 keys, values = value.keys.address, value.values.address

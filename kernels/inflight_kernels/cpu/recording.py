@@ -13,6 +13,7 @@ from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.operations import Operation
 from inflight_kernels.matmul.coded_weight import Code, Inputs
+from inflight_kernels.recurrent.gate import Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,18 @@ class CacheTensors:
 
 
 Field = (
-    Columns | Constant | Weight | Bias | ByTap | NormWeight | CacheTensors | Activation | tuple[int, ...] | float | None
+    Columns
+    | Constant
+    | Weight
+    | Bias
+    | ByTap
+    | NormWeight
+    | CacheTensors
+    | Activation
+    | Gate
+    | tuple[int, ...]
+    | float
+    | None
 )
 
 

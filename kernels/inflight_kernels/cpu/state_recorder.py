@@ -10,9 +10,10 @@ from torch import Tensor
 
 from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.cpu.notes import Notes
-from inflight_kernels.cpu.operations import CausalConv, GatedDeltaRule
+from inflight_kernels.cpu.operations import CausalConv, GatedDeltaRule, GatedRmsNorm
 from inflight_kernels.cpu.recorded_values import HALF_STEP, Unsupported
 from inflight_kernels.cpu.recording import ByTap
+from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 MAX_TAPS = 8
@@ -98,6 +99,45 @@ class StateRecorder(Notes):
             key_dim=key_dim,
             value_dim=value_dim,
             num_decays=num_decays,
+        )
+        return out
+
+    def gated_rms_norm(
+        self,
+        x: Tensor,
+        gate: Tensor,
+        weight: Tensor,
+        eps: float,
+        activation: Gate = Gate.SILU,
+        group_size: int | None = None,
+        gate_first: bool = False,
+    ) -> Tensor:
+        size, weight_size = x.shape[1], weight.shape[0]
+        of_group = group_size or weight_size
+        if of_group % HALF_STEP or size % of_group or weight_size not in (of_group, size):
+            raise Unsupported(
+                f"a norm with a gate has {size} columns in groups of {of_group}, which is not a multiple of {HALF_STEP}"
+                f" or does not fit a weight of {weight_size}"
+            )
+        if gate.shape[1:] != (size,):
+            raise Unsupported("a norm has a gate of other columns")
+        sources = [
+            self._values.read(each, what) for each, what in ((x, "the input of a norm"), (gate, "the gate of a norm"))
+        ]
+        out, written = self._result(size)
+        self._note(
+            GatedRmsNorm,
+            ("out",),
+            x=sources[0],
+            gate=sources[1],
+            out=written,
+            weight=self._values.norm_weight(weight, weight_size),
+            size=size,
+            group_size=of_group,
+            weight_size=weight_size,
+            activation=activation,
+            gate_first=int(gate_first),
+            eps=eps,
         )
         return out
 

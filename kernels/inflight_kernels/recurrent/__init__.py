@@ -12,6 +12,7 @@ from torch import Tensor
 
 from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.dispatch import implementation
+from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 
@@ -62,5 +63,28 @@ def gated_delta_rule(
     """
     result: Tensor = implementation(qkv, __name__).gated_delta_rule(
         qkv, a, b, a_log, dt_bias, state, sequences, key_dim
+    )
+    return result
+
+
+def gated_rms_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    activation: Gate = Gate.SILU,
+    group_size: int | None = None,
+    gate_first: bool = False,
+) -> Tensor:
+    """RMSNorm of each group of `x` (T, C), float, times `weight` and an activation of `gate` (T, C) of its dtype.
+
+    `group_size`: columns of a group, such as a head; None = as many as `weight` has, which is (group_size,) or (C,), of
+    the dtype of x or float32. With `gate_first` (Mamba-2) x is multiplied by the activation before the norm, and not
+    behind it. In float32, with the roundings of Hugging Face's Qwen3-Next and Bamba: the normalised value before it is
+    multiplied by the weight, that product, and the result; with a float32 weight beside another dtype only the result
+    (Kimi Linear).
+    """
+    result: Tensor = implementation(x, __name__).gated_rms_norm(
+        x, gate, weight, eps, activation, group_size, gate_first
     )
     return result

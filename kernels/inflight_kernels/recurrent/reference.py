@@ -15,6 +15,7 @@ from torch import Tensor
 
 from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.activation.reference import FUNCTIONS
+from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 
@@ -103,3 +104,29 @@ def _normed_heads(heads: Tensor, num_heads: int) -> Tensor:
     """(K, Dk) to (V, Dk, 1): each one for all value heads that have it."""
     normed = heads / torch.sqrt((heads * heads).sum(1, keepdim=True) + 1e-6)
     return normed.repeat_interleave(num_heads // len(heads), 0).unsqueeze(2)
+
+
+GATES = {Gate.SILU: F.silu, Gate.SIGMOID: torch.sigmoid}
+
+
+def gated_rms_norm(
+    x: Tensor,
+    gate: Tensor,
+    weight: Tensor,
+    eps: float,
+    activation: Gate = Gate.SILU,
+    group_size: int | None = None,
+    gate_first: bool = False,
+) -> Tensor:
+    """Of a view torch's functions may have other bits."""
+    size = group_size or len(weight)
+    wide, share = x.float(), GATES[activation](gate.float().contiguous())
+    if gate_first:
+        wide = wide * share
+    normed = F.rms_norm(wide.unflatten(1, (-1, size)), (size,), None, eps)
+    weight_of_groups = weight.view(-1, size)
+    if weight.dtype == x.dtype:
+        scaled = (normed.to(x.dtype) * weight_of_groups).float().flatten(1)
+    else:
+        scaled = (normed * weight_of_groups).flatten(1)
+    return (scaled if gate_first else scaled * share).to(x.dtype)

@@ -35,6 +35,7 @@ enum class Kind : int64_t {
   PREFILL_ATTENTION,
   CAUSAL_CONV,
   GATED_DELTA_RULE,
+  GATED_RMS_NORM,
 };
 
 /// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
@@ -47,6 +48,36 @@ enum class Ids : int64_t { TOKEN, POSITION };
 ///
 /// Results are rounded to the dtype of x, and so is f(gate) before it is multiplied.
 enum class Activation : int64_t { SILU, GELU, GELU_TANH, RELU, RELU_SQUARED, CLAMPED_SWIGLU };
+
+/// Create a collection of name/value pairs.
+///
+/// Example enumeration:
+///
+/// >>> class Color(Enum): ...     RED = 1 ...     BLUE = 2 ...     GREEN = 3
+///
+/// Access them by:
+///
+/// - attribute access::
+///
+/// >>> Color.RED <Color.RED: 1>
+///
+/// - value lookup:
+///
+/// >>> Color(1) <Color.RED: 1>
+///
+/// - name lookup:
+///
+/// >>> Color['RED'] <Color.RED: 1>
+///
+/// Enumerations can be iterated over, and know how many members they have:
+///
+/// >>> len(Color) 3
+///
+/// >>> list(Color) [<Color.RED: 1>, <Color.BLUE: 2>, <Color.GREEN: 3>]
+///
+/// Methods can be added to enumerations, and members can have their own attributes -- see the documentation for
+/// details.
+enum class Gate : int64_t { SILU, SIGMOID };
 
 /// Of stored keys and values: of the program's element type, fp8 (native/formats.h) or whole numbers of 8 bits.
 enum class CacheFormat : int64_t { ELEMENT, FP8, INT8 };
@@ -377,6 +408,23 @@ struct GatedDeltaRule {
   int64_t num_decays;
 };
 
+/// out = norm(x) * weight * f(gate) of each group of columns, or norm(x * f(gate)) * weight. Rounded before the weight
+/// and behind it, if that has elements, and in the end.
+struct GatedRmsNorm {
+  Kind kind;
+  Value x, gate, out;
+  /// (weight_size)
+  NormWeight weight;
+  /// The latter is a multiple of 16.
+  int64_t size, group_size;
+  /// That of a group, which all have, or of all columns.
+  int64_t weight_size;
+  Gate activation;
+  /// Whether it is before the norm.
+  int64_t gate_first;
+  float eps;
+};
+
 /// Whose tokens a step has, as StepSequences says; none where no layer keeps a state for each.
 struct Sequences {
   int64_t count;
@@ -648,6 +696,18 @@ constexpr int64_t LAYOUT[] = {
     offsetof(GatedDeltaRule, key_dim),
     offsetof(GatedDeltaRule, value_dim),
     offsetof(GatedDeltaRule, num_decays),
+    sizeof(GatedRmsNorm),
+    offsetof(GatedRmsNorm, kind),
+    offsetof(GatedRmsNorm, x),
+    offsetof(GatedRmsNorm, gate),
+    offsetof(GatedRmsNorm, out),
+    offsetof(GatedRmsNorm, weight),
+    offsetof(GatedRmsNorm, size),
+    offsetof(GatedRmsNorm, group_size),
+    offsetof(GatedRmsNorm, weight_size),
+    offsetof(GatedRmsNorm, activation),
+    offsetof(GatedRmsNorm, gate_first),
+    offsetof(GatedRmsNorm, eps),
     sizeof(Sequences),
     offsetof(Sequences, count),
     offsetof(Sequences, slots),

@@ -11,6 +11,7 @@
 #include "decode_attention.h"
 #include "experts.h"
 #include "gated_delta_rule.h"
+#include "gated_norm.h"
 #include "lora.h"
 #include "pointwise.h"
 #include "prefill_attention.h"
@@ -71,6 +72,8 @@ void run(const Kind* operation, const Run& step) {
       return run(as<CausalConv>(operation), step);
     case Kind::GATED_DELTA_RULE:
       return run(as<GatedDeltaRule>(operation), step);
+    case Kind::GATED_RMS_NORM:
+      return run(as<GatedRmsNorm>(operation), step);
   }
 }
 
