@@ -72,6 +72,9 @@ class Work:
     num_known: int = 0
     """Tokens of the prompt, and after a pause of the output before it, that are to be prefilled."""
     num_pending: int = 0
+    state_slot: int = 0
+    """Where the state behind the blocks is that others share; 0 = nobody does."""
+    state_border: int = 0
 
     @property
     def token_ids(self) -> list[int]:
@@ -94,6 +97,7 @@ class Driver:
 
     def run(self, works: list[Work]) -> list[list[int]]:
         """Compute all of `works` together; their outputs."""
+        self._keep_states(works)
         waiting = list(works)
         running: list[Work] = []
         step = 0
@@ -107,6 +111,14 @@ class Driver:
             running = [work for work in running if not work.is_done]
             step += 1
         return [work.output for work in works]
+
+    def _keep_states(self, works: list[Work]) -> None:
+        """Where layers keep states of sequences, each that others share keeps one more."""
+        shared = {id(work.shares): work for work in works if work.shares is not None}
+        for number, work in enumerate(shared.values() if self.runner.num_snapshots is not None else ()):
+            assert work.shares is not None
+            work.shares.state_slot = len(self._free_rows) + 1 + number
+            work.shares.state_border = work.shared_blocks * self.runner.block_size
 
     def release(self, work: Work) -> None:
         """Free the row and blocks of `work`."""
@@ -134,8 +146,9 @@ class Driver:
             rows.append(self._decode(work) if work.num_computed >= work.num_known else self._prefill(work))
             if rows[-1].num_sampled:
                 sampling.append(work)
+        copies = [(work.shares.state_slot, work.row) for work in new if work.shares and work.shares.state_slot]
         loads = [work.adapter for work in new if work.adapter is not None]
-        scheduled = SchedulerOutput(new_sequences=new_sequences, rows=rows, adapter_loads=loads)
+        scheduled = SchedulerOutput(new_sequences=new_sequences, rows=rows, adapter_loads=loads, state_copies=copies)
         if rows:
             self.num_steps += 1
             by_row = {work.row: work for work in running}
@@ -182,10 +195,12 @@ class Driver:
         work.num_computed = end
         samples = end == work.num_known
         work.num_pending += samples
+        is_kept = work.state_slot and start < work.state_border <= end
         return RowWork(
             row=work.row,
             start=start,
             num_tokens=end - start,
+            kept_states=[(work.state_border - start - 1, work.state_slot)] if is_kept else [],
             token_ids=work.token_ids[start:end],
             new_block_ids=self._blocks_for(work, end),
             num_sampled=int(samples),

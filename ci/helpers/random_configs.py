@@ -26,6 +26,17 @@ GEMMA: dict[str, Any] = {
     "hidden_activation": ("gelu_pytorch_tanh", "silu", "gelu"),
 }
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": (1, 2, 3), "hidden_act": ("silu", "gelu_pytorch_tanh")}
+DELTA_NETS: dict[str, Any] = {
+    "layer_types": ("full_attention", "linear_attention", "linear_attention"),
+    "hidden_act": ("silu", "gelu_pytorch_tanh"),
+    "attention_bias": FLAGS,
+    "partial_rotary_factor": (0.5, 1.0),
+    "linear_num_key_heads": (1, 2),
+    "linear_num_value_heads": (2, 4),
+    "linear_key_head_dim": (8, 16, 32),
+    "linear_value_head_dim": (8, 16, 32),
+    "linear_conv_kernel_dim": (2, 4),
+}
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": FLAGS, "mlp_bias": FLAGS, "hidden_act": ("silu", "gelu", "relu2")},
     "MistralForCausalLM": {"sliding_window": (None, *WINDOWS)},
@@ -38,6 +49,23 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
         "norm_topk_prob": FLAGS,
         "moe_intermediate_size": (12, 20),
         "decoder_sparse_step": (1, 2),
+    },
+    "Qwen3NextForCausalLM": {
+        **EXPERTS,
+        **DELTA_NETS,
+        "num_experts": (3, 6),
+        "norm_topk_prob": FLAGS,
+        "decoder_sparse_step": (1, 2),
+        "moe_intermediate_size": (12, 20),
+        "shared_expert_intermediate_size": (16, 36),
+    },
+    "Qwen3_5ForCausalLM": DELTA_NETS,
+    "Qwen3_5MoeForCausalLM": {
+        **EXPERTS,
+        **DELTA_NETS,
+        "num_experts": (3, 6),
+        "moe_intermediate_size": (12, 20),
+        "shared_expert_intermediate_size": (16, 36),
     },
     "Phi3ForCausalLM": {"sliding_window": (None, *WINDOWS), "partial_rotary_factor": PARTIAL},
     "GraniteForCausalLM": {
@@ -157,7 +185,11 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
         del values["head_dim"]
     for key, choices in OPTIONS[architecture].items():
         by_layer = key in ("layer_types", "no_rope_layers")
+        if is_wide and key.startswith("linear_") and key.endswith("head_dim"):
+            choices = [size for size in choices if size % 16 == 0]
         values[key] = [rng.choice(choices) for _ in range(num_layers)] if by_layer else rng.choice(choices)
+    if set(values.get("layer_types", ())) == {"linear_attention"}:
+        values["layer_types"][-1] = "full_attention"  # transformers' cache needs one
     if not values.get("use_sliding_window", True):
         values |= {"sliding_window": None, "layer_types": ["full_attention"] * num_layers}
     if architecture not in NOT_ROTATED:
@@ -174,4 +206,8 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
 
 
 MODEL_TYPES = {architecture: kind for kind, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
-MODEL_TYPES["Gemma3ForCausalLM"] = "gemma3_text"
+MODEL_TYPES |= {
+    "Gemma3ForCausalLM": "gemma3_text",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+}

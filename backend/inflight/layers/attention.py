@@ -125,6 +125,8 @@ class Attention:
     norm_eps: float = 1e-6
     adjacent_pairs: bool = False
     """Which elements of a head are rotated together, see `rope_and_kv_write`."""
+    is_gated: bool = False
+    """Whether gates (H * E) stand between queries and keys, by whose sigmoids the result is multiplied."""
     deterministic: bool = False
     """The bits of a token's result depend on its query and its keys and values alone."""
     soft_cap: float = 0.0
@@ -145,10 +147,13 @@ class Attention:
         return spec.state_spec
 
     def __call__(self, qkv_TC: Tensor, state: LayerState, metadata: AttentionMetadata) -> Tensor:
-        """(T, (H + 2K) * E) to (T, H * E). Writes this step's keys and values to the cache first."""
+        """(T, (H + 2K) * E), with gates (T, (2H + 2K) * E), to (T, H * E). Writes this step's keys and values to the
+        cache first."""
         cache = KeyValueCache.of(state, self.k_scale, self.v_scale)
-        first_key, first_value = self.num_heads * self.head_dim, (self.num_heads + self.num_kv_heads) * self.head_dim
-        q_TQ, k_TK, v_TK = qkv_TC[:, :first_key], qkv_TC[:, first_key:first_value], qkv_TC[:, first_value:]
+        num_queries, num_keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        first_key = 2 * num_queries if self.is_gated else num_queries
+        q_TQ, v_TK = qkv_TC[:, :num_queries], qkv_TC[:, first_key + num_keys :]
+        k_TK = qkv_TC[:, first_key : first_key + num_keys]
         if self.norms_all_heads:
             q_TQ, k_TK = self._normed(q_TQ, self.q_norm), self._normed(k_TK, self.k_norm)
         q_THE = inflight_kernels.rope_and_kv_write(
@@ -177,7 +182,10 @@ class Attention:
             soft_cap=self.soft_cap,
             sinks_H=self.sinks_H,
         )
-        return attended_THE.view(-1, self.num_heads * self.head_dim)
+        attended_TQ = attended_THE.view(-1, num_queries)
+        if self.is_gated:
+            attended_TQ = inflight_kernels.sigmoid_mul(attended_TQ, qkv_TC[:, num_queries:first_key])
+        return attended_TQ
 
     def _by_heads(self, features_TC: Tensor) -> Tensor:
         """(T, heads * E) to (T, heads, E)."""

@@ -220,6 +220,19 @@ class ConfigValues:
         """The same in their order."""
         return list(self._checked(key, _WHOLE_NUMBERS) or ())
 
+    def texts(self, key: str) -> list[str]:
+        """None if the key is missing."""
+        return list(self._checked(key, _TEXTS) or ())
+
+    def head_dim(self) -> int:
+        """Elements of an attention head."""
+        given = self.optional_whole("head_dim")
+        return self.whole("hidden_size") // self.whole("num_attention_heads") if given is None else given
+
+    def fault(self, reason: str) -> ConfigurationError:
+        """What to raise for options that contradict each other."""
+        return ConfigurationError(f"{self.path}: {reason}")
+
     def soft_cap(self, key: str) -> float:
         """A positive number; 0 if the key is missing."""
         return float(self._checked(key, _positive(may_be_null=True)) or 0.0)

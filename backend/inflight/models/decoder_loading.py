@@ -24,6 +24,7 @@ from inflight.layers.self_attention import SelfAttention
 from inflight.layers.vocabulary import PositionedEmbedding, VocabularyParallelHead
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
+from inflight.models.delta_net_weights import load_delta_net
 from inflight.models.expert_weights import load_mixture
 from inflight.models.family import Family, NotSplit, without_first_name
 from inflight.models.weights import Section, WeightLoader
@@ -160,8 +161,14 @@ def _load_layer(
     mlp, prefix = family.mlp, f"{family.layers}.{number}."
     if loader.adapters is not None:
         loader.adapters.number(family, number)
-    cos_sin = tables[config.ropes[number]]
-    attention = _load_attention(config, loader, features, cos_sin, number)
+    delta_net = family.delta_net
+    if delta_net is not None and number in delta_net.layers:
+        attention = Branch(
+            norm=loader.norm(delta_net.norm, prefix, config.hidden_size, family.norms),
+            stateful=load_delta_net(loader, delta_net, prefix, config.hidden_size),
+        )
+    else:
+        attention = _load_attention(config, loader, features, tables[config.ropes[number]], number)
     part = _load_mlp(config, loader, number, prefix)
     norm = attention.norm
     if not (family.is_parallel and mlp.norm is None):
@@ -180,7 +187,8 @@ def _load_attention(
     family, hidden_size = config.family, config.hidden_size
     tensors, prefix = family.attention, f"{family.layers}.{number}."
     q_norm, k_norm = _load_qk_norms(config, loader, prefix)
-    qkv_sections = (features.queries, features.keys_or_values, features.keys_or_values)
+    gates = (features.queries,) if tensors.is_gated else ()
+    qkv_sections = (features.queries, *gates, features.keys_or_values, features.keys_or_values)
     scales = loader.cache_scales(f"{prefix}{tensors.module}")
     norm, qkv = _fused(
         family,
@@ -203,6 +211,7 @@ def _load_attention(
         norms_all_heads=tensors.norms_all_heads,
         norm_eps=family.norms.eps,
         adjacent_pairs=tensors.adjacent_pairs,
+        is_gated=tensors.is_gated,
         soft_cap=tensors.soft_cap,
         sinks_H=None if tensors.sinks is None else loader.sinks(tensors.sinks, prefix, features.heads),
         deterministic=loader.deterministic,

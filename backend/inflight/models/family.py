@@ -26,15 +26,16 @@ class NotSplit:
 class SplitByOutputs:
     """A product of which each rank computes some output features, in every section of them.
 
-    The sections (queries, keys and values; gate and up) are stacked into one product. In the checkpoint they are either
-    one tensor each, `names` in the order of the sections, or stacked already into the only one of `names`.
+    The sections (queries, keys and values; gate and up) are stacked into one product. In the checkpoint some or all of
+    them may be in one tensor already.
     """
 
     names: tuple[str, ...]
+    """Of the tensor of each section, or the only one of all. Sections of one tensor follow each other."""
     bias: bool = False
-    alternating: int = 0
-    """In one tensor: that many features of each section, then as many more of each, and so on; 0 = one section is
-    behind the other."""
+    alternating: tuple[int, ...] = ()
+    """Of each section, as many features as stand together where a tensor has some of each of its sections in turn; 0
+    where it is whole. () = all sections are."""
     transposed: bool = False
     """Whether weights in the checkpoint are (inputs, outputs)."""
 
@@ -88,7 +89,9 @@ class AttentionTensors:
     norm: NotSplit | None
     """Of what it reads; None = it reads the residual stream as it is."""
     qkv: SplitByOutputs
-    """Sections: queries, keys, values."""
+    """Sections: queries, gates if `is_gated`, keys, values."""
+    is_gated: bool = False
+    """Whether what the heads compute is multiplied by the sigmoid of gates, one for each of its elements."""
     q_norm: NotSplit | None = None
     """Norm of the queries before their rotation."""
     k_norm: NotSplit | None = None
@@ -110,6 +113,31 @@ class AttentionTensors:
     def module(self) -> str:
         """Name of the module that these are part of: scales of its KV cache are called by it."""
         return self.output.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetTensors:
+    """What some layers have in place of attention: a Gated DeltaNet. Names without an ending are whole."""
+
+    layers: frozenset[int]
+    """Numbers of these layers."""
+    norm: NotSplit
+    inputs: SplitByOutputs
+    """Sections: queries, keys, values, gates, betas, decays."""
+    conv: str
+    conv_size: int
+    activation: Activation
+    """Of the convolution."""
+    a_log: str
+    dt_bias: str
+    head_norm: NotSplit
+    norm_eps: float
+    output: SplitByInputs
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    """Elements of a head's queries and keys."""
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +241,7 @@ class Family:
     """None = as config.json says."""
     is_parallel: bool = False
     """Whether both branches of a layer read the same stream."""
+    delta_net: DeltaNetTensors | None = None
     experts: ExpertTensors | None = None
     positions: LearnedPositions | None = None
     num_extra_layers: int = 0

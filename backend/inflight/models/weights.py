@@ -161,6 +161,18 @@ class WeightLoader:
         self.checkpoint.copy_into(values, name, (size,), added=added)
         return values
 
+    def stacked_rows(self, name: str, sections: Sequence[Section], shape: tuple[int, ...]) -> Tensor:
+        """This rank's rows of each section, which stand one behind the other in the tensor `name`; each is of `shape`,
+        and flat here."""
+        whole = (sum(section.num_features for section in sections), *shape)
+        self.checkpoint.check(name, whole)
+        rows = self.empty(sum(section.size for section in sections), *shape)
+        first = before = 0
+        for section in sections:
+            self.checkpoint.copy_into(rows[before : before + section.size], name, whole, (first + section.start,))
+            first, before = first + section.num_features, before + section.size
+        return rows.flatten(1)
+
     def by_vocabulary(
         self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int
     ) -> VocabularyParallelEmbedding:
@@ -294,25 +306,22 @@ class WeightLoader:
 
 def _rows(tensors: SplitByOutputs, sections: Sequence[Section]) -> list[tuple[str, int, range]]:
     """For each section: the tensor that holds it, the tensor's output features, and this rank's rows of it. Of sections
-    that alternate each feature's rows stand alone."""
-    names, size = tensors.names, tensors.alternating
-    if len(names) > 1:
-        return [
-            (name, section.num_features, range(section.start, section.start + section.size))
-            for name, section in zip(names, sections, strict=True)
-        ]
-    total = sum(section.num_features for section in sections)
-    if size:
-        turns = [
-            (place, turn)
-            for place, section in enumerate(sections)
-            for turn in range(section.start // size, (section.start + section.size) // size)
-        ]
-        starts = [(turn * len(sections) + place) * size for place, turn in turns]
-        return [(names[0], total, range(start, start + size)) for start in starts]
-    rows, before = [], 0
-    for section in sections:
-        start = before + section.start
-        rows.append((names[0], total, range(start, start + section.size)))
-        before += section.num_features
+    that alternate each turn's rows stand alone."""
+    names = tensors.names if len(tensors.names) > 1 else tensors.names * len(sections)
+    turns = tensors.alternating or (0,) * len(sections)
+    rows: list[tuple[str, int, range]] = []
+    for place, (name, section, turn) in enumerate(zip(names, sections, turns, strict=True)):
+        mates = [other for other, its_name in enumerate(names) if its_name == name]
+        before = [other for other in mates if other < place]
+        total = sum(sections[other].num_features for other in mates)
+        if turn:
+            period, offset = sum(turns[other] for other in mates), sum(turns[other] for other in before)
+            starts = [
+                number * period + offset
+                for number in range(section.start // turn, (section.start + section.size) // turn)
+            ]
+            rows += [(name, total, range(start, start + turn)) for start in starts]
+        else:
+            start = sum(sections[other].num_features for other in before) + section.start
+            rows.append((name, total, range(start, start + section.size)))
     return rows

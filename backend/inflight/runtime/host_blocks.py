@@ -29,7 +29,7 @@ def count_host_blocks(config: EngineConfig, shape: StateShape, groups: ParallelG
     """Number of host blocks of every rank. Collective. Raises ConfigurationError if not one fits, or if those of a GPU
     are more than this rank's share of the host's memory."""
     num_bytes = config.kv_cache_host_memory_bytes
-    num_blocks = groups.all_reduce_min(num_bytes // shape.block_bytes)
+    num_blocks = groups.all_reduce_min(num_bytes // max(shape.block_bytes, 1))
     if num_bytes and not num_blocks:
         raise ConfigurationError(
             f"kv_cache_host_memory_bytes {num_bytes} has no room for one block of {shape.block_bytes} bytes: "

@@ -35,6 +35,8 @@ class RecordedValues:
         """Storages are identified by their addresses, which must not be used twice."""
         self._columns: dict[int, Columns] = {}
         """Storage of a meta tensor -> where its first column lies, once something has written it."""
+        self._overwritten: dict[int, list[range]] = {}
+        """Storage -> columns that hold something else by now."""
         self.widths: list[int] = []
         """Columns of each buffer."""
 
@@ -48,8 +50,8 @@ class RecordedValues:
         self._columns[storage_of(tensor)] = columns
 
     def forget(self, tensor: Tensor) -> None:
-        """It must not be read any more: its buffer holds something else."""
-        self._columns.pop(storage_of(tensor), None)
+        """It must not be read any more: its columns hold something else."""
+        self._overwritten.setdefault(storage_of(tensor), []).append(self._columns_in_storage(tensor))
 
     def write(self, tensor: Tensor, width: int = 0) -> Columns:
         """A new buffer for `tensor`, which an operation writes."""
@@ -70,7 +72,19 @@ class RecordedValues:
         if whole is None:
             raise Unsupported(f"{what} is not the result of an operation of the step")
         column = self.check_rows(tensor, what, rows or (0, self._num_tokens))
+        own = self._columns_in_storage(tensor)
+        if any(max(own.start, gone.start) < min(own.stop, gone.stop) for gone in self._overwritten_of(tensor)):
+            raise Unsupported(f"{what} was overwritten")
         return Columns(whole.buffer, whole.start + column)
+
+    def _overwritten_of(self, tensor: Tensor) -> list[range]:
+        return self._overwritten.get(storage_of(tensor), [])
+
+    def _columns_in_storage(self, tensor: Tensor) -> range:
+        """Which columns of its storage a tensor of tokens is."""
+        width = tensor.untyped_storage().nbytes() // tensor.element_size() // self._num_tokens
+        first = tensor.storage_offset() % width
+        return range(first, first + tensor.select(0, 0).numel())
 
     def check_rows(self, tensor: Tensor, what: str, rows: tuple[int, int]) -> int:
         """The first column of `tensor` in its storage. Raises Unsupported unless it consists of whole rows."""

@@ -26,7 +26,7 @@ def describe(config: ConfigValues) -> Family:
         num_kv_heads=config.whole("num_attention_heads"),
         attention=AttentionTensors(
             norm=NotSplit("input_layernorm"),
-            qkv=SplitByOutputs(("attention.query_key_value",), bias=bias, alternating=head_dim),
+            qkv=SplitByOutputs(("attention.query_key_value",), bias=bias, alternating=(head_dim,) * 3),
             output=SplitByInputs("attention.dense", bias=bias),
         ),
         mlp=MLPTensors(

@@ -14,14 +14,25 @@ from inflight_kernels.moe.routing import Routing
 
 def describe(config: ConfigValues) -> Family:
     """See Family."""
-    every = config.whole("decoder_sparse_step")
-    dense = config.whole_numbers("mlp_only_layers")
-    experts = ExpertTensors(
-        layers=frozenset(range(every - 1, config.whole("num_hidden_layers"), every)) - dense,
+    tensors = with_llamas_tensors(config, qkv_bias=config.flag("qkv_bias"))
+    experts = experts_beside_a_shared_one(config, sparse_layers(config), renormalize=config.flag("norm_topk_prob"))
+    return replace(tensors, experts=experts, windowed_layers=windowed_layers(config))
+
+
+def sparse_layers(config: ConfigValues) -> frozenset[int]:
+    """Numbers of the layers with experts."""
+    every, dense = config.whole("decoder_sparse_step"), config.whole_numbers("mlp_only_layers")
+    return frozenset(range(every - 1, config.whole("num_hidden_layers"), every)) - dense
+
+
+def experts_beside_a_shared_one(config: ConfigValues, layers: frozenset[int], *, renormalize: bool) -> ExpertTensors:
+    """`layers`: numbers of those that have experts. `renormalize`: see Routing."""
+    return ExpertTensors(
+        layers=layers,
         num_experts=config.whole("num_experts"),
         routing=Routing(
             num_chosen=config.whole("num_experts_per_tok"),
-            renormalize=config.flag("norm_topk_prob"),
+            renormalize=renormalize,
         ),
         intermediate_size=config.whole("moe_intermediate_size"),
         activation=config.activation("hidden_act"),
@@ -33,5 +44,3 @@ def describe(config: ConfigValues) -> Family:
             gate=NotSplit("mlp.shared_expert_gate"),
         ),
     )
-    tensors = with_llamas_tensors(config, qkv_bias=config.flag("qkv_bias"))
-    return replace(tensors, experts=experts, windowed_layers=windowed_layers(config))

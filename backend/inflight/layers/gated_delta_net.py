@@ -1,0 +1,78 @@
+"""Linear attention: a Gated DeltaNet, which keeps a matrix for each head of a sequence instead of keys and values.
+
+Legend: T tokens, D hidden size, K key heads, V value heads (both of this rank), C channels of the convolution: queries
+and keys of K heads, values of V heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import inflight_kernels
+from inflight.layers.attention import AttentionMetadata
+from inflight.layers.part import Part
+from inflight.layers.state import LayerState, StateSpec, TensorSpec, Unit
+from inflight_kernels import Activation
+
+CONVOLUTION, RECURRENCE = "convolution", "recurrence"
+"""Names of what it keeps: the last inputs of the convolution, and the matrices."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GatedDeltaNet:
+    inputs: Part[Any]
+    """To queries, keys, values, gates (V * value_dim), betas (V) and decays (V)."""
+    conv_weight_CW: Tensor
+    activation: Activation
+    """Of the convolution."""
+    a_log_V: Tensor
+    """float32, as the next."""
+    dt_bias_V: Tensor
+    norm_weight: Tensor
+    """(value_dim,)"""
+    norm_eps: float
+    output: Part[Tensor]
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    """Of the activations."""
+
+    @property
+    def state_spec(self) -> StateSpec:
+        channels, width = self.conv_weight_CW.shape
+        matrices = (self.num_value_heads, self.key_dim, self.value_dim)
+        return StateSpec(
+            unit=Unit.SEQUENCE,
+            tensors=(
+                TensorSpec(CONVOLUTION, (width - 1, channels), self.dtype),
+                TensorSpec(RECURRENCE, matrices, torch.float32),
+            ),
+        )
+
+    def __call__(self, hidden_TD: Any, state: LayerState, metadata: AttentionMetadata) -> Tensor:
+        """See StatefulPart."""
+        assert metadata.sequences is not None, "a step that does not say whose its tokens are"
+        mixed = self.inputs(hidden_TD, metadata)
+        channels, heads = self.conv_weight_CW.shape[0], self.num_value_heads
+        gate_end = channels + heads * self.value_dim
+        qkv_TC = inflight_kernels.causal_conv(
+            mixed[:, :channels], self.conv_weight_CW, None, state[CONVOLUTION], metadata.sequences, self.activation
+        )
+        values = inflight_kernels.gated_delta_rule(
+            qkv_TC,
+            mixed[:, gate_end + heads :],
+            mixed[:, gate_end : gate_end + heads],
+            self.a_log_V,
+            self.dt_bias_V,
+            state[RECURRENCE],
+            metadata.sequences,
+            self.key_dim,
+        )
+        gated = inflight_kernels.gated_rms_norm(values, mixed[:, channels:gate_end], self.norm_weight, self.norm_eps)
+        return self.output(gated, metadata)
