@@ -43,8 +43,10 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
     StableLmConfig,
@@ -160,6 +162,19 @@ def _glm4_moe(**changes: Any) -> PreTrainedConfig:
     return Glm4MoeConfig(**{**SIZES, "head_dim": 16, **experts, "routed_scaling_factor": 1.5, **changes})
 
 
+def _with_delta_nets(num_layers: int = 3, **changes: Any) -> dict[str, Any]:
+    """Sizes with Gated DeltaNets in all layers but the second."""
+    kinds = ["full_attention" if layer == 1 else "linear_attention" for layer in range(num_layers)]
+    heads = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4,
+    }
+    return {**SIZES, "head_dim": 16, "layer_types": kinds, "rope_parameters": _partial(0.5), **heads, **changes}
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": _llama(),
     "llama-tied": _llama(tie_word_embeddings=True),
@@ -201,6 +216,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "ernie4.5-moe": _ernie4_5_moe(use_bias=False),
     "ernie4.5-moe-last": _ernie4_5_moe(moe_layer_start_index=0, moe_layer_interval=2, moe_num_shared_experts=0),
     "granite-moe": _granite_moe(attention_bias=True),
+    "qwen3_5": Qwen3_5TextConfig(**_with_delta_nets()),
+    "qwen3-next": Qwen3NextConfig(
+        **_with_delta_nets(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, linear_conv_kernel_dim=2)
+    ),
     "phi3": _phi3(1.0),
     "phi3-partial-window": _phi3(0.5, sliding_window=10, tie_word_embeddings=True),
     "granite": _granite(),
@@ -272,6 +291,7 @@ WIDE = {"max_position_embeddings": 1024, "hidden_size": 64, "num_attention_heads
 COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "mistral-wide": _mistral(**WIDE, head_dim=32, sliding_window=40),
     "qwen2-wide": _qwen2(**WIDE),
+    "qwen3_5-wide": Qwen3_5TextConfig(**_with_delta_nets(**WIDE, head_dim=32)),
     "phi3-wide": _phi3(0.5, **WIDE),
     "granite-wide": _granite(**WIDE),
     "mixtral-wide": _mixtral(**WIDE, head_dim=32),

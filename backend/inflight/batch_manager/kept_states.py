@@ -7,7 +7,7 @@ NO_STATE = -1
 
 
 class KeptStates:
-    __slots__ = ("behind_drafts", "behind_prompt", "behind_tokens", "prompt_length", "source")
+    __slots__ = ("behind_drafts", "behind_prompt", "behind_tokens", "prompt_length", "source", "standing")
 
     def __init__(self) -> None:
         self.source = NO_STATE
@@ -20,7 +20,9 @@ class KeptStates:
         self.behind_tokens: list[tuple[int, int]] = []
         """(number of leading tokens, slot) of snapshots that nobody finds yet, because the tokens are not known."""
         self.behind_drafts: list[tuple[int, int]] = []
-        """The same behind each token of the step that verifies drafts, but for the last."""
+        """The same behind each token of the step that verifies drafts."""
+        self.standing = b""
+        """Hash of its latest snapshot if the next one takes its place; empty = none does."""
 
     @property
     def slots(self) -> list[int]:

@@ -67,7 +67,7 @@ class Outcomes:
                 num_new = len(sequence.token_ids) - num_before
                 sequence.take_back(step.drafts[index], num_accepted, num_new, len(self._batch), guesses)
                 if self._kv_cache.states is not None:
-                    self._kv_cache.states.take_back(sequence, num_accepted)
+                    self._kv_cache.states.take_back(sequence, step.drafts[index], num_accepted)
                 self._draft_count.add(step.drafts[index], num_accepted)
             if sequence.gathered is not None and rows and rows[index] in output.tensors:
                 num_tokens = len(sequence.token_ids) - num_before

@@ -219,7 +219,7 @@ class Scheduler:
             num_spare = max(self.kv_cache.num_free_blocks - self.max_batch_size, 0)
             most = min(most, (len(sequence.block_ids) + num_spare) * self.kv_cache.block_size - length)
         if self.kv_cache.states is not None:
-            most = min(most, self.kv_cache.states.slots.num_free)
+            most = min(most, self.kv_cache.states.slots.num_free - 1)
         if most <= 0:
             return NO_DRAFTS
         return speculation.propose(sequence.token_ids, num_pending=sequence.num_pending, most=most)

@@ -5,6 +5,7 @@ While a step computes a row's tokens, the state behind any of them can be writte
 costs no step of its own, and its place in the prompt does not depend on how that is chunked. Snapshots are taken
 
 - every `interval` tokens, and behind the last full block of what a sequence has to prefill,
+- behind each full block of its output, in place of the one before: whoever continues the text starts there,
 - behind the prompt but for one token, where siblings wait to start on it,
 - behind each token of a step that verifies drafts: the row goes on with the one behind the last accepted token.
 
@@ -65,7 +66,9 @@ class SequenceStates:
             states.behind_prompt = NO_STATE
         if num_drafts:
             assert not states.behind_drafts, "two steps verify drafts of one sequence"
-            states.behind_drafts = [(start + 1 + index, self.slots.take()) for index in range(num_drafts)]
+            # Behind the last one the row's own state is right, if all are accepted.
+            num_kept = num_drafts + (end % self._block_size == 0)
+            states.behind_drafts = [(start + 1 + index, self.slots.take()) for index in range(num_kept)]
             return [(index, slot) for index, (_, slot) in enumerate(states.behind_drafts)]
         kept: dict[int, int] = {}  # number of leading tokens -> slot
         for num_tokens in self._borders(sequence, start, end):
@@ -81,6 +84,8 @@ class SequenceStates:
         """Numbers of leading tokens behind which a step takes a snapshot, if there is a slot."""
         if not self._enable_reuse:
             return []
+        if start >= sequence.num_prefill_tokens:
+            return [end] if end % self._block_size == 0 else []
         first = start // self._interval * self._interval + self._interval
         borders = set(range(first, end + 1, self._interval))
         last_full = (sequence.num_prefill_tokens - 1) // self._block_size * self._block_size
@@ -101,15 +106,16 @@ class SequenceStates:
     def _has_waiting_siblings(sequence: Sequence) -> bool:
         return any(sibling.status not in STARTED for sibling in sequence.siblings)
 
-    def take_back(self, sequence: Sequence, num_accepted: int) -> None:
+    def take_back(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Of the drafts that a step has verified so many were accepted: the row goes on behind these. What it knows
-        behind earlier ones may be a snapshot."""
+        behind a full block is a snapshot."""
         states = sequence.states
-        drafts, states.behind_drafts = states.behind_drafts, []
-        for index, (num_tokens, slot) in enumerate(drafts):
-            if index == num_accepted:
+        kept, states.behind_drafts = states.behind_drafts, []
+        for index, (num_tokens, slot) in enumerate(kept):
+            if index == num_accepted < num_drafts:
+                self.slots.hold(slot)
                 states.source = slot
-            elif index < num_accepted and self._enable_reuse and num_tokens % self._interval == 0:
+            if index <= num_accepted and self._enable_reuse and num_tokens % self._block_size == 0:
                 states.behind_tokens.append((num_tokens, slot))
             else:
                 self.slots.release(slot)
@@ -119,8 +125,13 @@ class SequenceStates:
         states = sequence.states
         while states.behind_tokens and states.behind_tokens[0][0] <= num_tokens:
             border, slot = states.behind_tokens.pop(0)
-            self.slots.enter(slot, sequence.block_hashes[border // self._block_size - 1])
+            block_hash = sequence.block_hashes[border // self._block_size - 1]
+            is_new = block_hash not in self.slots
+            self.slots.enter(slot, block_hash)
             self.slots.release(slot)
+            self.slots.forget(states.standing)
+            stays = border <= sequence.num_prefill_tokens or border % self._interval == 0
+            states.standing = block_hash if is_new and not stays else b""
 
     def free(self, sequence: Sequence) -> None:
         """Release all that the sequence holds. Snapshots that can be found stay."""
@@ -128,6 +139,7 @@ class SequenceStates:
         for slot in states.slots:
             self.slots.release(slot)
         states.source = states.behind_prompt = NO_STATE
+        states.standing = b""
         states.behind_tokens, states.behind_drafts = [], []
 
     def check(self, sequences: list[Sequence]) -> None:

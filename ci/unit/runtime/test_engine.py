@@ -17,6 +17,7 @@ from inflight.batch_manager.callbacks import Callbacks
 from inflight.batch_manager.gpt_manager import GptManager
 from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
+from inflight.batch_manager.state_slots import StateSlots
 from inflight.config import EngineConfig, SchedulerPolicy
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import RequestError
@@ -60,7 +61,13 @@ class Engine:
             cpu_compile="false",
         )
         self.runner = CountingRunner.load(config, SingleRank())
-        self.kv_cache = KVCacheManager(num_blocks=self.runner.num_blocks, block_size=BLOCK_SIZE, hash_key=b"key")
+        self.kv_cache = KVCacheManager(
+            num_blocks=self.runner.num_blocks,
+            block_size=BLOCK_SIZE,
+            hash_key=b"key",
+            state_slots=StateSlots.beside_rows(config.max_batch_size, self.runner.num_snapshots),
+            state_interval=2 * BLOCK_SIZE,
+        )
         self.scheduler = Scheduler(
             kv_cache=self.kv_cache,
             max_batch_size=MAX_BATCH_SIZE,
@@ -100,9 +107,9 @@ class Engine:
                 self.finals[request_id] = result
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
-    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3")
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5"], ids=["keys and values", "states of sequences"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyCheckpoint:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), request.param)
 
 
 @pytest.fixture(scope="module")

@@ -34,9 +34,9 @@ PENALISED = {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_pena
 Results = dict[tuple[int, int], list[Result]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3").folder
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5"], ids=["keys and values", "states of sequences"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), request.param).folder
 
 
 def make_request(
