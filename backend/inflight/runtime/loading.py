@@ -17,6 +17,7 @@ from inflight.distributed.rank_group import RankGroup
 from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.hub.model_name import shown_name
+from inflight.layers.state import Unit
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import CompiledNetwork, compile_network, may_compile
@@ -123,12 +124,27 @@ def load_engine(
     """
     parts = load_parts(config, rank_group, weights_place, resources)
     config, shape, groups, device = parts.config, parts.state_shape, parts.groups, parts.device
+    _check_states(parts)
     reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
     units = count_units(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
     engine = with_cache(parts, units, count_host_blocks(config, shape, groups, device), defers_cache=defers_cache)
     if weights_place is not None:
         _finish_weights(parts.weights, config, rank_group)
     return engine
+
+
+def _check_states(parts: EngineParts) -> None:
+    """Raise ConfigurationError for what is not served where layers keep states of sequences."""
+    if parts.config.max_tokens_in_buffer and parts.state_shape.slot_bytes:
+        raise ConfigurationError(
+            "max_tokens_in_buffer hands over blocks of prompts, but layers of this checkpoint keep states of "
+            "sequences, which are not handed over; set it to 0"
+        )
+    if any(spec.unit is Unit.SEQUENCE for network in parts.networks[1:] for spec in network.state_specs):
+        raise ConfigurationError(
+            "speculative_model_dir: layers of this checkpoint keep states of sequences, with which a draft model does "
+            "not run; choose another draft model"
+        )
 
 
 def load_parts(
