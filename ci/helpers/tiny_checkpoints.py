@@ -396,17 +396,22 @@ def write_checkpoint(
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
     if needs_eager(config):
         model.set_attn_implementation("eager")
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator).to(dtype)
-            parameter.copy_(noise * _scale_of(parameter_name, parameter.dim()))
-            if parameter.dim() == 1 and parameter_name.endswith("weight"):
-                parameter += 1  # of a norm
-        for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith("e_score_correction_bias"):
-                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+    fill_with_noise(model, generator)
     model.save_pretrained(folder, **save_options)
     return TinyCheckpoint(folder, model)
+
+
+@torch.no_grad()
+def fill_with_noise(model: Any, generator: torch.Generator) -> None:
+    """Random weights with which the network's answers are not trivial."""
+    for parameter_name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+        parameter.copy_(noise * _scale_of(parameter_name, parameter.dim()))
+        if parameter.dim() == 1 and parameter_name.endswith("weight"):
+            parameter += 1  # of a norm
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def needs_eager(config: PreTrainedConfig) -> bool:

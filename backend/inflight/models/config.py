@@ -6,6 +6,7 @@ refused.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from inflight.models.families import FAMILIES
 from inflight.models.family import DescribeFamily, Family
 from inflight.models.formats.format import WeightFormat
 from inflight.models.hf_config import read_values
+from inflight.models.text_parts import TEXT_PARTS, TextPart
 from inflight.models.weight_formats import choose_weight_format
 from inflight_kernels.moe import MAX_CHOSEN_EXPERTS, MAX_EXPERTS
 
@@ -42,6 +44,8 @@ class ModelConfig:
 
     architecture: str
     family: Family
+    text_part: TextPart | None
+    """Of a checkpoint of a text and others; None = it is of a text alone."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -69,8 +73,11 @@ class ModelConfig:
         path = Path(checkpoint, "config.json")
         values = read_config_file(path)
         architecture = _architecture(path, values)
-        describe = _find_family(path, architecture)
+        text_part = TEXT_PARTS.get(architecture)
+        describe = _find_family(path, architecture if text_part is None else text_part.architecture)
         check_values(path, values)
+        if text_part is not None:
+            check_values(path, _text_config(path, values))
         given, values = values, read_values(path)
         tell_defaults(path, given, values)
         family = describe(ConfigValues(path, values))
@@ -83,6 +90,7 @@ class ModelConfig:
         return cls(
             architecture=architecture,
             family=family,
+            text_part=text_part,
             vocab_size=int(values["vocab_size"]),
             hidden_size=int(values["hidden_size"]),
             intermediate_size=family.mlp.intermediate_size or int(values["intermediate_size"]),
@@ -119,6 +127,13 @@ def _find_family(path: Path, architecture: str) -> DescribeFamily:
         known = ", ".join(FAMILIES)
         raise NotNative(f"{path}: this engine has no layers of its own for {architecture}; it has them for {known}")
     return FAMILIES[architecture]
+
+
+def _text_config(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = values.get("text_config") or {}
+    if not isinstance(text, Mapping):
+        raise ConfigurationError(f"{path}: text_config must be an object, got {reprlib.repr(text)}")
+    return text
 
 
 def _check_experts(path: Path, family: Family) -> None:

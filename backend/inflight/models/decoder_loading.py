@@ -27,6 +27,7 @@ from inflight.models.decoder import Decoder
 from inflight.models.delta_net_weights import load_delta_net
 from inflight.models.expert_weights import load_mixture
 from inflight.models.family import Family, NotSplit, without_first_name
+from inflight.models.text_parts import renamed
 from inflight.models.weights import Section, WeightLoader
 
 NOT_WEIGHTS: tuple[str, ...] = (
@@ -77,7 +78,8 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
         weight = loader_of(is_last).head(family.head, config.vocab_size, config.hidden_size)
     bias_U = loader_of(is_last).head_bias(family.head, config.vocab_size)
     extra_layers = range(config.num_layers, config.num_layers + family.num_extra_layers)
-    loader.checkpoint.refuse_leftovers(ignored, tuple(f"{family.layers}.{number}." for number in extra_layers))
+    unread = tuple(f"{family.layers}.{number}." for number in extra_layers) + family.unread
+    loader.checkpoint.refuse_leftovers(ignored, unread + (config.text_part.others if config.text_part else ()))
     head = VocabularyParallelHead(weight, config.vocab_size, loader.group, loader.deterministic, bias_U)
     embedding.factor = torch.tensor(family.token_multiplier, dtype=loader.dtype).item()
     embedding_part: Part[Tensor] = _scaled(embedding, family.embedding_multiplier)
@@ -110,6 +112,9 @@ def _norm_behind(config: ModelConfig, loader: WeightLoader, layers: range) -> No
 
 def _named_as_in(loader: WeightLoader, config: ModelConfig) -> ModelConfig:
     """With names as the checkpoint has them: some were saved without the head, and so without the name beside it."""
+    if config.text_part is not None:
+        found = [each for each in renamed(config.family) if f"{each.embedding.name}.weight" in loader.checkpoint]
+        return replace(config, family=found[0]) if found else config
     shorter = without_first_name(config.family)
     if f"{shorter.embedding.name}.weight" not in loader.checkpoint:
         return config

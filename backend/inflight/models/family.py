@@ -246,6 +246,8 @@ class Family:
     positions: LearnedPositions | None = None
     num_extra_layers: int = 0
     """Layers behind the last one, which predict further tokens; they are not read."""
+    unread: tuple[str, ...] = ()
+    """Beginnings of the names of other tensors that are not."""
     windowed_layers: Literal["none", "all", "layer_types"] = "none"
     """Layers that attend to the last `sliding_window` tokens only: none, all, or those that `layer_types` names."""
     rotated_layers: Literal["all", "windowed"] | frozenset[int] = "all"

@@ -20,7 +20,7 @@ from inflight_kernels.cache_folder import cache_folder
 
 ATTRIBUTES = ("dtype", "rope_theta", "rope_scaling", "layer_types")
 """What to_dict leaves out, or turns into text, in some versions of transformers."""
-FORMAT = b"2"
+FORMAT = b"3"
 """Of the kept files; another number is another name."""
 
 
@@ -49,7 +49,23 @@ def read_values(path: Path) -> dict[str, Any]:
     return values
 
 
+OF_ALL = ("architectures", "quantization_config", "tie_word_embeddings")
+"""What config.json says of a text and others, such as images, together."""
+
+
 def _values(config: Any) -> dict[str, Any]:
+    """Those of its text; of most that is all."""
+    text = config.get_text_config()
+    if text is config:
+        return _own_values(config)
+    whole = _own_values(config)
+    values = _own_values(text)
+    values |= {key: whole[key] for key in OF_ALL if whole.get(key) is not None}
+    values["dtype"] = values.get("dtype") or whole.get("dtype")
+    return values
+
+
+def _own_values(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = config.to_dict()
     for key in ATTRIBUTES:
         if values.get(key) is None:

@@ -66,4 +66,4 @@ def with_delta_nets(config: ConfigValues, inputs: SplitByOutputs) -> Family:
         key_dim=config.whole("linear_key_head_dim"),
         value_dim=config.whole("linear_value_head_dim"),
     )
-    return replace(family, attention=attention, delta_net=delta_net, partial_rotary=True)
+    return replace(family, attention=attention, delta_net=delta_net, partial_rotary=True, unread=("mtp.",))

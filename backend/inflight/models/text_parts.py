@@ -1,0 +1,49 @@
+"""Architectures whose text alone is served: their checkpoints hold a text network beside others, such as for images.
+
+Their config.json has the text's options in `text_config`, and the text's tensors have names of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from inflight.models.family import Family
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    architecture: str
+    """Of the text."""
+    others: tuple[str, ...]
+    """Beginnings of the names of tensors that are not the text's."""
+
+
+GEMMAS_OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+TEXT_PARTS = {
+    "Qwen3_5ForConditionalGeneration": TextPart("Qwen3_5ForCausalLM", ("model.visual.",)),
+    "Qwen3_5MoeForConditionalGeneration": TextPart("Qwen3_5MoeForCausalLM", ("model.visual.",)),
+    "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMAS_OTHERS),
+    "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", GEMMAS_OTHERS),
+}
+"""The first entry of `architectures` in config.json -> its text."""
+
+NAMES = (("model", "lm_head"), ("model.language_model", "lm_head"), ("language_model.model", "language_model.lm_head"))
+"""How checkpoints call the text without its head, and the head: as text alone, and as transformers 5 and 4 save it."""
+
+
+def renamed(family: Family) -> list[Family]:
+    """The same with the names that a checkpoint of text and others may have."""
+    return [_with_names(family, body, head) for body, head in NAMES]
+
+
+def _with_names(family: Family, body: str, head: str) -> Family:
+    def longer(name: str) -> str:
+        return f"{body}.{name.removeprefix('model.')}"
+
+    return replace(
+        family,
+        embedding=replace(family.embedding, name=longer(family.embedding.name)),
+        layers=longer(family.layers),
+        norm=replace(family.norm, name=longer(family.norm.name)),
+        head=replace(family.head, name=head),
+    )
