@@ -40,7 +40,7 @@ from inflight_kernels.norm import (
     rms_norm_quantized,
 )
 from inflight_kernels.quantization import quantize_per_token
-from inflight_kernels.recurrent import causal_conv, gated_delta_rule, gated_rms_norm
+from inflight_kernels.recurrent import causal_conv, gated_delta_rule, gated_rms_norm, state_space_scan
 from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 from inflight_kernels.rope import rope_and_kv_write
@@ -101,5 +101,6 @@ __all__ = [
     "sigmoid_mul",
     "soft_cap",
     "speculative_sample",
+    "state_space_scan",
     "typical_mask",
 ]

@@ -37,6 +37,7 @@ inline void print_arithmetic() {
   of_vectors("exp2", [](Line& line, Floats a, Floats, Floats) { line.add(inflight::exp2(min(splat(127.0f), a))); });
   of_vectors("tanh", [](Line& line, Floats a, Floats, Floats) { line.add(inflight::tanh(a)); });
   of_vectors("silu", [](Line& line, Floats a, Floats, Floats) { line.add(silu(a)); });
+  of_vectors("softplus", [](Line& line, Floats a, Floats, Floats) { line.add(softplus(a)); });
   of_vectors("erf", [](Line& line, Floats a, Floats, Floats) { line.add(inflight::erf(a)); });
   of_vectors("activations", [](Line& line, Floats a, Floats b, Floats) {
     for (Activation activation : ACTIVATIONS) line.add(gated(activation, a, b));

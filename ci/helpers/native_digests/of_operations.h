@@ -28,9 +28,15 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
     ADDED,
     CENTRED,
     TOTAL,
-    UNGATED
+    UNGATED,
+    CONVOLVED,
+    RECALLED,
+    FADED,
+    GATED_NORM,
+    SCANNED
   };
-  const int64_t widths[] = {64, 64, 256, 128, 64, 64, 96, 32, 64, 64, 32, 64, 32, 32, 64, 64, 64, 64, 64};
+  const int64_t widths[] = {64, 64, 256, 128, 64, 64, 96, 32,  64, 64, 32, 64,
+                            32, 32, 64,  64,  64, 64, 64, 100, 96, 96, 96, 64};
   constexpr int64_t NUM_BUFFERS = std::size(widths), HEAD = 32, BLOCK = 16, TABLE_WIDTH = 64;
   Weights weights(8);
   Random random(9);
@@ -38,12 +44,16 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
   const int64_t positions_before[] = {699, 36, 10, 597}, counts[] = {1, 1, 40, 3};
   std::vector<int32_t> table, adapters;
   for (int32_t i = 0; i < 4 * TABLE_WIDTH; ++i) table.push_back(i * 37 % (4 * TABLE_WIDTH));
-  std::vector<int64_t> positions, slots;
+  std::vector<int64_t> positions, slots, of_sequences;
+  std::vector<int32_t> kept;
   for (int64_t row = 0; row < 4; ++row)
     for (int64_t i = 0; i < counts[row]; ++i) {
       const int64_t position = positions_before[row] + i;
       positions.push_back(position);
       slots.push_back(table[row * TABLE_WIDTH + position / BLOCK] * BLOCK + position % BLOCK);
+      // One sequence is new, and the states behind some tokens are kept in other slots.
+      of_sequences.push_back(row == 2 ? i : position);
+      kept.push_back(i == 1 ? 4 + row : -1);
       adapters.push_back(static_cast<int32_t>(slots.size() % 3) - 1);
     }
   const int64_t num_tokens = slots.size(), rows[] = {0, 1, 2, 3};
@@ -61,6 +71,9 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
   batch.prefill_lens = prefill_lens;
   batch.prefill_starts = starts;
   batch.adapters = adapters.data();
+  const int64_t states[] = {1, 3, 0, 2};
+  const int32_t sequence_starts[] = {0, 1, 2, 42, 45};
+  batch.sequences = {4, states, sequence_starts, of_sequences.data(), kept.data()};
 
   const int64_t cached = 4 * TABLE_WIDTH * BLOCK * 2 * HEAD;
   Cache cache{nullptr, nullptr, format, BLOCK, 2, HEAD, 1.0f, 1.0f, nullptr, nullptr};
@@ -158,10 +171,65 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                          64,
                          1e-5f};
   const Activate without_gate{Kind::ACTIVATE, of(CENTRED), of(UNGATED), 50, Activation::GELU_TANH};
-  const Kind* const operations[] = {&first_norm.kind, &qkv.kind,         &rope.kind,        &decode.kind, &prefill.kind,
-                                    &mix.kind,        &second_norm.kind, &gate.kind,        &lora.kind,   &down.kind,
-                                    &route.kind,      &experts.kind,     &activate.kind,    &scale.kind,  &place.kind,
-                                    &add.kind,        &centre.kind,      &without_gate.kind};
+  constexpr int64_t STATES = 8;
+  const CausalConv convolve{Kind::CAUSAL_CONV,
+                            of(QKV),
+                            of(CONVOLVED),
+                            weights.convert<float>(4 * 100),
+                            weights.convert<float>(100),
+                            weights.convert<Element>(STATES * 3 * 100),
+                            100,
+                            4,
+                            1,
+                            Activation::SILU};
+  const auto recall = [&](int64_t buffer, int64_t num_decays) {
+    return GatedDeltaRule{Kind::GATED_DELTA_RULE,
+                          of(QKV),
+                          of(NORMED),
+                          of(DOWN),
+                          of(buffer),
+                          weights.convert<float>(16),
+                          weights.convert<float>(64),
+                          weights.convert<float>(STATES * 2 * 32 * 48),
+                          1,
+                          2,
+                          32,
+                          48,
+                          num_decays};
+  };
+  const GatedDeltaRule delta_rule = recall(RECALLED, 1), by_channel = recall(FADED, 32);
+  const GatedRmsNorm gated_norm{Kind::GATED_RMS_NORM,
+                                of(RECALLED),
+                                of(GATED),
+                                of(GATED_NORM),
+                                {weights.convert<Element>(48), nullptr},
+                                96,
+                                48,
+                                48,
+                                Gate::SIGMOID,
+                                0,
+                                1e-5f};
+  const StateSpaceScan scan{Kind::STATE_SPACE_SCAN,
+                            of(QKV),
+                            of(QKV, 64),
+                            of(QKV, 128),
+                            of(NORMED),
+                            of(SCANNED),
+                            weights.convert<float>(16),
+                            weights.convert<float>(16),
+                            weights.convert<float>(16),
+                            weights.convert<float>(STATES * 2 * 32 * 48),
+                            2,
+                            1,
+                            32,
+                            48,
+                            0.1f,
+                            2.0f};
+  const Kind* const operations[] = {
+      &first_norm.kind,  &qkv.kind,        &rope.kind,       &decode.kind,     &prefill.kind, &mix.kind,
+      &second_norm.kind, &gate.kind,       &lora.kind,       &down.kind,       &route.kind,   &experts.kind,
+      &activate.kind,    &scale.kind,      &place.kind,      &add.kind,        &centre.kind,  &without_gate.kind,
+      &convolve.kind,    &delta_rule.kind, &by_channel.kind, &gated_norm.kind, &scan.kind};
   const Place places[NUM_BUFFERS] = {};
 
   std::vector<Element> x = elements(random, num_tokens * 64);

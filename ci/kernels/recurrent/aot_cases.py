@@ -1,4 +1,5 @@
-"""Layers with a state for each sequence, at the shapes of Qwen3-Next, and Kimi Linear's decays of each channel."""
+"""Layers with a state for each sequence, at the shapes of Qwen3-Next and of Nemotron-H 8B, and Kimi Linear's decays of
+each channel."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ import torch
 from ci.kernels.meta_tensors import bf16, of, show
 from inflight_kernels import Activation, Gate, StepSequences
 from inflight_kernels.recurrent import gpu
-from inflight_kernels.recurrent.gpu.gated_delta_rule import CANDIDATES
+from inflight_kernels.recurrent.gpu.gated_delta_rule import CANDIDATES as DELTA_CANDIDATES
+from inflight_kernels.recurrent.gpu.state_space_scan import CANDIDATES as SCAN_CANDIDATES
 
 
 def _sequences(count: int, tokens: int, with_kept: bool) -> StepSequences:
@@ -56,6 +58,22 @@ def _delta(
     )
 
 
+def _scan(*, with_kept: bool = False, config: Mapping[str, int] | None = None) -> None:
+    tokens, num_heads, head_dim, num_groups, state_dim = 64, 128, 64, 8, 128
+    gpu.state_space_scan(
+        bf16(tokens, num_heads * head_dim),
+        bf16(tokens, num_groups * state_dim),
+        bf16(tokens, num_groups * state_dim),
+        bf16(tokens, num_heads),
+        of(torch.float32, num_heads),
+        of(torch.float32, num_heads),
+        of(torch.float32, num_heads),
+        of(torch.float32, 65, num_heads, head_dim, state_dim),
+        _sequences(64, tokens, with_kept),
+        config=config,
+    )
+
+
 def _norm(
     group_size: int, *, width: int = 4096, gate: Gate = Gate.SILU, gate_first: bool = False, is_wide: bool = False
 ) -> None:
@@ -73,11 +91,15 @@ CASES = {
     "gated norm g128 float32 weight sigmoid": partial(_norm, 128, gate=Gate.SIGMOID, is_wide=True),
     "gated norm g1024 gate first": partial(_norm, 1024, width=8192, gate_first=True),
     "gated norm g8192 gate first": partial(_norm, 8192, width=8192, gate_first=True),
+    "state space h128": partial(_scan),
+    "state space h128 kept": partial(_scan, with_kept=True),
     "delta rule h32 d128": partial(_delta),
     "delta rule h32 d128 kept": partial(_delta, with_kept=True),
     "delta rule h32 d128 by channel": partial(_delta, num_keys=32, by_channel=True),
 }
-for _config in CANDIDATES:
+for _config in SCAN_CANDIDATES:
+    CASES[f"state space h128 {show(_config)}"] = partial(_scan, config=_config)
+for _config in DELTA_CANDIDATES:
     CASES[f"delta rule h32 d128 {show(_config)}"] = partial(_delta, config=_config)
     CASES[f"delta rule h32 d128 by channel {show(_config)}"] = partial(
         _delta, num_keys=32, by_channel=True, config=_config

@@ -160,6 +160,32 @@ def test_the_gated_delta_rule(
     assert_all_variants_compute(layer, weights, state, sum(widths), dtype, monkeypatch)
 
 
+@pytest.mark.parametrize("limits", [(0.0, float("inf")), (0.2, 0.6)])
+@pytest.mark.parametrize(
+    ("num_groups", "num_heads", "head_dim", "state_dim"), [(2, 4, 32, 48), (1, 1, 16, 256), (1, 2, 64, 128)]
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_state_space(
+    dtype: torch.dtype,
+    num_groups: int,
+    num_heads: int,
+    head_dim: int,
+    state_dim: int,
+    limits: tuple[float, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    widths = [num_heads * head_dim, num_groups * state_dim, num_groups * state_dim, num_heads]
+    weights = [torch.linspace(-3.0, 2.0, num_heads), random(num_heads), random(num_heads) - 1]
+
+    def layer(x: Tensor, state: Tensor, sequences: StepSequences, weights: Sequence[Tensor]) -> Tensor:
+        columns = x.split(widths, 1)
+        return inflight_kernels.state_space_scan(*columns, *weights, state, sequences, limits)
+
+    state = random(7, num_heads, head_dim, state_dim)
+    state[[0, 1, 6]] = float("nan")
+    assert_all_variants_compute(layer, weights, state, sum(widths), dtype, monkeypatch)
+
+
 @pytest.mark.parametrize("a", [-30.0, 0.0, 15.0, 300.0, float("nan")])
 def test_a_state_decays_as_far_as_softplus_says(a: float) -> None:
     def layer(x: Tensor, state: Tensor, sequences: StepSequences, weights: Sequence[Tensor]) -> Tensor:
@@ -219,6 +245,12 @@ def convolve(x: Tensor, weight: Tensor, state: Tensor, sequences: StepSequences)
     return inflight_kernels.causal_conv(x, weight, None, state, sequences)
 
 
+def scan(x: Tensor, sequences: StepSequences, weights: Sequence[Tensor], state: Tensor) -> Tensor:
+    """A state space of two heads of sixteen rows."""
+    columns = x[:, :32], x[:, 32:48], x[:, 48:], x[:, :2]
+    return inflight_kernels.state_space_scan(*columns, *weights, state, sequences)
+
+
 def attend(
     x: Tensor, sequences: StepSequences, weights: Sequence[Tensor], key_dim: int = 32, state: Tensor = DELTA_STATE
 ) -> Tensor:
@@ -262,6 +294,26 @@ REFUSED: dict[str, tuple[Layer, Sequence[Tensor], str]] = {
         lambda x, _, sequences, weights: attend(x, sequences, weights, 16),
         DECAYS,
         "columns that are not those of its heads",
+    ),
+    "a state space of other sequences": (
+        lambda x, _, __, weights: scan(x, sequences_of([(0, 0, 13)]), weights, torch.zeros(2, 2, 16, 16)),
+        [torch.zeros(2)] * 3,
+        "the step's own sequences only",
+    ),
+    "odd rows": (
+        lambda x, _, sequences, weights: scan(x, sequences, weights, torch.zeros(2, 2, 8, 16)),
+        [torch.zeros(2)] * 3,
+        "heads of 8 rows of 16 columns, which are not multiples of 16",
+    ),
+    "heads": (
+        lambda x, _, sequences, weights: scan(x, sequences, weights, torch.zeros(2, 3, 16, 16)),
+        [torch.zeros(2)] * 3,
+        "a state space has columns that are not those of its heads",
+    ),
+    "no bias of heads": (
+        lambda x, _, sequences, weights: scan(x, sequences, weights, torch.zeros(2, 2, 16, 16)),
+        [torch.zeros(2), torch.zeros(2), torch.zeros(3)],
+        r"dt_bias of a state space is not a constant of shape \(2,\)",
     ),
     "groups": (
         lambda x, _, __, weights: inflight_kernels.gated_rms_norm(x, x, weights[0], 1e-6),

@@ -322,6 +322,21 @@ class GatedRmsNorm(Operation):
     )
 
 
+class StateSpaceScan(Operation):
+    """out = S c + d * x of each token and head, where S is the head's state behind the token: what it was before
+    decays, and the products of x and b are added for the token's part of time."""
+
+    _fields_ = Fields(
+        (Value, "x b c dt out"),
+        ("const float*", "a_log d dt_bias", "(num_heads) each."),
+        ("float*", "state", "(slots, num_heads, head_dim, state_dim)"),
+        ("int64_t", "num_heads num_groups"),
+        ("int64_t", "head_dim", "A multiple of 16."),
+        ("int64_t", "state_dim", "A multiple of 16, 256 at most."),
+        ("float", "least most", "Of a token's part of time."),
+    )
+
+
 KINDS: tuple[type[Operation], ...] = (
     Embedding,
     Sum,
@@ -346,9 +361,10 @@ KINDS: tuple[type[Operation], ...] = (
     CausalConv,
     GatedDeltaRule,
     GatedRmsNorm,
+    StateSpaceScan,
 )
 
-WITH_STATE: tuple[type[Operation], ...] = (CausalConv, GatedDeltaRule)
+WITH_STATE: tuple[type[Operation], ...] = (CausalConv, GatedDeltaRule, StateSpaceScan)
 """Those that keep a state for each sequence."""
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.cpu.notes import Notes
-from inflight_kernels.cpu.operations import CausalConv, GatedDeltaRule, GatedRmsNorm
+from inflight_kernels.cpu.operations import CausalConv, GatedDeltaRule, GatedRmsNorm, StateSpaceScan
 from inflight_kernels.cpu.recorded_values import HALF_STEP, Unsupported
 from inflight_kernels.cpu.recording import ByTap
 from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 MAX_TAPS = 8
-KEY_DIMS = range(HALF_STEP, 256 + 1, HALF_STEP)
+KEY_DIMS = STATE_DIMS = range(HALF_STEP, 256 + 1, HALF_STEP)
 
 
 class StateRecorder(Notes):
@@ -99,6 +99,57 @@ class StateRecorder(Notes):
             key_dim=key_dim,
             value_dim=value_dim,
             num_decays=num_decays,
+        )
+        return out
+
+    def state_space_scan(
+        self,
+        x: Tensor,
+        b: Tensor,
+        c: Tensor,
+        dt: Tensor,
+        a_log: Tensor,
+        d: Tensor,
+        dt_bias: Tensor,
+        state: Tensor,
+        sequences: StepSequences,
+        dt_limits: tuple[float, float] = (0.0, float("inf")),
+    ) -> Tensor:
+        self._check_sequences(sequences)
+        slots, num_heads, head_dim, state_dim = state.shape
+        if head_dim % HALF_STEP or state_dim not in STATE_DIMS:
+            raise Unsupported(
+                f"a state space has heads of {head_dim} rows of {state_dim} columns, which are not multiples of "
+                f"{HALF_STEP}, columns up to {STATE_DIMS[-1]}"
+            )
+        num_groups, rest = divmod(b.shape[1], state_dim)
+        is_divided = not rest and num_groups > 0 and num_heads % num_groups == 0 and c.shape == b.shape
+        if not is_divided or x.shape[1] != num_heads * head_dim or dt.shape[1] != num_heads:
+            raise Unsupported("a state space has columns that are not those of its heads")
+        sources = {
+            name: self._values.read(tensor, f"{name} of a state space")
+            for name, tensor in (("x", x), ("b", b), ("c", c), ("dt", dt))
+        }
+        of_heads = {
+            name: self._values.constant(tensor, f"{name} of a state space", (num_heads,), torch.float32)
+            for name, tensor in (("a_log", a_log), ("d", d), ("dt_bias", dt_bias))
+        }
+        out, written = self._result(num_heads * head_dim)
+        self._note(
+            StateSpaceScan,
+            ("out",),
+            **sources,
+            **of_heads,
+            out=written,
+            state=self._values.constant(
+                state, "the state of a state space", (slots, num_heads, head_dim, state_dim), torch.float32
+            ),
+            num_heads=num_heads,
+            num_groups=num_groups,
+            head_dim=head_dim,
+            state_dim=state_dim,
+            least=dt_limits[0],
+            most=dt_limits[1],
         )
         return out
 

@@ -88,3 +88,33 @@ def gated_rms_norm(
         x, gate, weight, eps, activation, group_size, gate_first
     )
     return result
+
+
+def state_space_scan(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    dt: Tensor,
+    a_log: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    sequences: StepSequences,
+    dt_limits: tuple[float, float] = (0.0, float("inf")),
+) -> Tensor:
+    """The recurrence of a state space with one decay a head (Mamba-2). Returns (T, H * P).
+
+    `x` (T, H * P), float; `b` and `c` (T, G * N) and `dt` (T, H) of its dtype, where H is a multiple of G and head h
+    has group h // (H / G); `a_log`, `d` and `dt_bias` (H,) float32. For each token and head, in float32, the result
+    rounded once:
+
+        s = clamp(softplus(dt + dt_bias), *dt_limits)
+        S = exp(-exp(a_log) * s) * S + (s * x) b
+        out = S c + d * x
+
+    `state` (slots, H, P, N) float32, contiguous, has S of each sequence and is read and written.
+    """
+    result: Tensor = implementation(x, __name__).state_space_scan(
+        x, b, c, dt, a_log, d, dt_bias, state, sequences, dt_limits
+    )
+    return result

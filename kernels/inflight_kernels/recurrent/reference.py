@@ -130,3 +130,36 @@ def gated_rms_norm(
     else:
         scaled = (normed * weight_of_groups).flatten(1)
     return (scaled if gate_first else scaled * share).to(x.dtype)
+
+
+def state_space_scan(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    dt: Tensor,
+    a_log: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    sequences: StepSequences,
+    dt_limits: tuple[float, float] = (0.0, float("inf")),
+) -> Tensor:
+    """A token at a time, of no matrix products either."""
+    _, num_heads, head_dim, state_dim = state.shape
+    heads_of_group = num_heads * state_dim // b.shape[1]
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    for each in _each(sequences):
+        own = each.before(state)
+        for token, slot in zip(range(each.tokens.start, each.tokens.stop), each.kept, strict=True):
+            rows = x[token].float().view(num_heads, head_dim)
+            inward, outward = (
+                groups[token].float().view(-1, 1, state_dim).repeat_interleave(heads_of_group, 0) for groups in (b, c)
+            )
+            time = F.softplus(dt[token].float() + dt_bias).clamp(*dt_limits)
+            own *= torch.exp(-torch.exp(a_log) * time)[:, None, None]
+            own += (time[:, None] * rows).unsqueeze(2) * inward
+            out[token] = ((own * outward).sum(2) + d[:, None] * rows).flatten()
+            if slot >= 0:
+                state[slot] = own
+        state[each.slot] = own
+    return out

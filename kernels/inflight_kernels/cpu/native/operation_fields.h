@@ -36,6 +36,7 @@ enum class Kind : int64_t {
   CAUSAL_CONV,
   GATED_DELTA_RULE,
   GATED_RMS_NORM,
+  STATE_SPACE_SCAN,
 };
 
 /// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
@@ -425,6 +426,24 @@ struct GatedRmsNorm {
   float eps;
 };
 
+/// out = S c + d * x of each token and head, where S is the head's state behind the token: what it was before decays,
+/// and the products of x and b are added for the token's part of time.
+struct StateSpaceScan {
+  Kind kind;
+  Value x, b, c, dt, out;
+  /// (num_heads) each.
+  const float *a_log, *d, *dt_bias;
+  /// (slots, num_heads, head_dim, state_dim)
+  float* state;
+  int64_t num_heads, num_groups;
+  /// A multiple of 16.
+  int64_t head_dim;
+  /// A multiple of 16, 256 at most.
+  int64_t state_dim;
+  /// Of a token's part of time.
+  float least, most;
+};
+
 /// Whose tokens a step has, as StepSequences says; none where no layer keeps a state for each.
 struct Sequences {
   int64_t count;
@@ -708,6 +727,23 @@ constexpr int64_t LAYOUT[] = {
     offsetof(GatedRmsNorm, activation),
     offsetof(GatedRmsNorm, gate_first),
     offsetof(GatedRmsNorm, eps),
+    sizeof(StateSpaceScan),
+    offsetof(StateSpaceScan, kind),
+    offsetof(StateSpaceScan, x),
+    offsetof(StateSpaceScan, b),
+    offsetof(StateSpaceScan, c),
+    offsetof(StateSpaceScan, dt),
+    offsetof(StateSpaceScan, out),
+    offsetof(StateSpaceScan, a_log),
+    offsetof(StateSpaceScan, d),
+    offsetof(StateSpaceScan, dt_bias),
+    offsetof(StateSpaceScan, state),
+    offsetof(StateSpaceScan, num_heads),
+    offsetof(StateSpaceScan, num_groups),
+    offsetof(StateSpaceScan, head_dim),
+    offsetof(StateSpaceScan, state_dim),
+    offsetof(StateSpaceScan, least),
+    offsetof(StateSpaceScan, most),
     sizeof(Sequences),
     offsetof(Sequences, count),
     offsetof(Sequences, slots),

@@ -15,6 +15,7 @@
 #include "lora.h"
 #include "pointwise.h"
 #include "prefill_attention.h"
+#include "state_space_scan.h"
 
 namespace inflight {
 namespace {
@@ -74,6 +75,8 @@ void run(const Kind* operation, const Run& step) {
       return run(as<GatedDeltaRule>(operation), step);
     case Kind::GATED_RMS_NORM:
       return run(as<GatedRmsNorm>(operation), step);
+    case Kind::STATE_SPACE_SCAN:
+      return run(as<StateSpaceScan>(operation), step);
   }
 }
 
