@@ -1,4 +1,4 @@
-"""Layers with a state for each sequence, at the shapes of Qwen3-Next-80B-A3B: K17."""
+"""Layers with a state for each sequence, at the shapes of Qwen3-Next-80B-A3B and of Nemotron-H 8B: K17."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor
 from ci.bench.kernels.case import Case, Goal, Inputs, Peer, float_dtype, same_way
 from inflight_kernels import Activation, StepSequences
 from inflight_kernels.recurrent import gpu
-from inflight_kernels.recurrent.gpu.gated_delta_rule import CANDIDATES
+from inflight_kernels.recurrent.gpu.gated_delta_rule import CANDIDATES as DELTA_CANDIDATES
+from inflight_kernels.recurrent.gpu.state_space_scan import CANDIDATES as SCAN_CANDIDATES
 
 TAPS = 4
 
@@ -112,7 +113,69 @@ def _delta_case(title: str, count: int, tokens: int, num_keys: int, num_heads: i
         formula="8 B V D^2 + T (4 (K + V) D + 4 V)",
         flops=8 * count * tokens * num_heads * dim * dim,
         peers={"torch eager": Peer(same_way(_delta), on_cpu=True)},
-        candidates={"gated_delta_rule": CANDIDATES},
+        candidates={"gated_delta_rule": DELTA_CANDIDATES},
+    )
+
+
+def _scan_inputs(
+    count: int,
+    tokens: int,
+    num_heads: int,
+    num_groups: int,
+    head_dim: int,
+    state_dim: int,
+    device: torch.device,
+    i: int,
+) -> Inputs:
+    """x, b, c, dt, a_log, d, dt_bias, state, sequences."""
+    generator, dtype = torch.Generator(device).manual_seed(i), float_dtype(device)
+    widths = (num_heads * head_dim, num_groups * state_dim, num_groups * state_dim, num_heads)
+    columns = (torch.randn(count * tokens, width, generator=generator, device=device).to(dtype) for width in widths)
+    of_heads = torch.randn(3, num_heads, generator=generator, device=device)
+    state = torch.zeros(count, num_heads, head_dim, state_dim, device=device)
+    return *columns, *of_heads, state, _sequences(count, tokens, device)
+
+
+def _scan(
+    x: Tensor,
+    b: Tensor,
+    c: Tensor,
+    dt: Tensor,
+    a_log: Tensor,
+    d: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    _: StepSequences,
+) -> Tensor:
+    """Of all sequences together, each from a state of zeros."""
+    count, num_heads, head_dim, state_dim = state.shape
+    rows = x.float().view(count, -1, num_heads, head_dim)
+    groups = [each.float().view(count, rows.shape[1], -1, state_dim) for each in (b, c)]
+    inward, outward = (each.repeat_interleave(num_heads // each.shape[2], 2).unsqueeze(3) for each in groups)
+    times = F.softplus(dt.float() + dt_bias).view(count, -1, num_heads, 1, 1)
+    own, outputs = torch.zeros_like(state), []
+    for t in range(rows.shape[1]):
+        own = own * torch.exp(-a_log.exp()[:, None, None] * times[:, t])
+        own = own + times[:, t] * rows[:, t].unsqueeze(3) * inward[:, t]
+        outputs.append((own * outward[:, t]).sum(3) + d[:, None] * rows[:, t])
+    return torch.stack(outputs, 1).flatten(2).flatten(0, 1)
+
+
+def _scan_case(title: str, count: int, shape: tuple[int, int, int, int], goal: Goal) -> Case:
+    num_heads, num_groups, head_dim, state_dim = shape
+    per_token = 4 * num_heads * head_dim + 4 * num_groups * state_dim + 2 * num_heads
+    return Case(
+        kernel="K17",
+        title=title,
+        goal=goal,
+        make_inputs=partial(_scan_inputs, count, 1, *shape),
+        run=lambda inputs: gpu.state_space_scan(*inputs),
+        reference=lambda inputs: _scan(*inputs),
+        tolerance=2e-2,
+        bytes=count * (8 * num_heads * head_dim * state_dim + per_token),
+        formula="8 B H P N + T (4 H P + 4 G N + 2 H)",
+        peers={"torch eager": Peer(same_way(_scan), on_cpu=True)},
+        candidates={"state_space_scan": SCAN_CANDIDATES},
     )
 
 
@@ -151,6 +214,12 @@ def cases(tiny: bool) -> list[Case]:
         _conv_case("short convolution of 8k x 8192 bf16", 1, tokens, channels, Goal("70 % of BW", fraction=0.7)),
         _conv_case("short convolution B=64 x 8192 bf16", count, 1, channels, Goal("6 us", microseconds=6.0)),
         _delta_case("gated delta rule B=64 32 x 128 bf16", count, 1, *of_heads, Goal("75 % of BW", fraction=0.75)),
+        _scan_case(
+            "state space B=64 128 x 64 x 128 bf16",
+            count,
+            (2, 1, 8, 16) if tiny else (128, 8, 64, 128),
+            Goal("75 % of BW", fraction=0.75),
+        ),
         _norm_case(
             "RMSNorm of heads and gate 8k x 4096 bf16",
             tokens,

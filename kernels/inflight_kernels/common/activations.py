@@ -36,16 +36,6 @@ def activated(x, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def softplus(x):
-    """log(1 + exp(x)), also where that is small."""
-    growth = tl.exp(-tl.abs(x))
-    above = 1.0 + growth
-    # log(above) is that of a rounded sum; the quotient makes up for it.
-    log = tl.where(above == 1.0, growth, tl.log(above) * (growth / tl.where(above == 1.0, 1.0, above - 1.0)))
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + log
-
-
-@triton.jit
 def gated(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
     """f(gate) * up, to be rounded to `dtype`, as f(gate) is before it is multiplied."""
     if ACTIVATION == "clamped_swiglu":
@@ -54,3 +44,13 @@ def gated(gate, up, dtype: tl.constexpr, ACTIVATION: tl.constexpr):
         return gate / (1.0 + tl.exp(gate * -_SLOPE)) * (up + 1.0)
     else:
         return activated(gate, ACTIVATION).to(dtype).to(tl.float32) * up
+
+
+@triton.jit
+def softplus(x):
+    """log(1 + exp(x)), also where that is small."""
+    growth = tl.exp(-tl.abs(x))
+    above = 1.0 + growth
+    # log(above) is that of a rounded sum; the quotient makes up for it.
+    log = tl.where(above == 1.0, growth, tl.log(above) * (growth / tl.where(above == 1.0, 1.0, above - 1.0)))
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) + log
