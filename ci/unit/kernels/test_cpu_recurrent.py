@@ -23,7 +23,7 @@ from inflight_kernels.cpu import Batch, Program, Unsupported, WeightPacker, load
 pytestmark = [pytest.mark.slow, needs_compiler]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-MOST = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+MOST = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """How far what C++ rounds may be from what torch rounds."""
 CHUNKS = [(3, 5, 1), (0, 0, 1), (5, 1, 40), (1, 0, 2)]
 """Decodes, one of them of a new sequence, and chunks."""
@@ -81,35 +81,36 @@ def assert_all_variants_compute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What torch computes, and all of them the same bits, by one thread and by two, in all steps."""
-    x, inputs = (random(44, input_size, dtype=dtype), [random(count, input_size, dtype=dtype) for count in (9, 4, 1)])
-    wanted, wanted_state = None, state.clone()
-    torch_result = layer(x, wanted_state, sequences_of(CHUNKS, KEPT), weights)
-    for (of_dtype, variant, instruction), num_threads in itertools.product(IN_ORDER_OF_FMA, (1, 2)):
+    x, *inputs = (random(count, input_size, dtype=dtype) for count in (44, 9, 4, 1))
+    wanted_state = state.clone()
+    wanted = layer(x, wanted_state, sequences_of(CHUNKS, KEPT), weights)
+    found, in_all_steps = [], []
+    for of_dtype, variant, instruction in IN_ORDER_OF_FMA:
         if of_dtype != dtype:
             continue
         force(monkeypatch, instruction, variant)
-        torch.set_num_threads(num_threads)
 
         def make(own: Tensor) -> Run:
             return run_of(compiled(layer, weights, own, input_size, dtype))
 
-        own = state.clone()
-        found = [make(own)(x, sequences_of(CHUNKS, KEPT)), own]
-        found += assert_same_in_all_steps(make, inputs, torch.zeros(NUM_SLOTS, *state.shape[1:], dtype=state.dtype))
-        if wanted is None:
-            torch.testing.assert_close(found[0], torch_result, atol=MOST[dtype], rtol=MOST[dtype])
-            torch.testing.assert_close(own, wanted_state, atol=2e-5, rtol=1e-4, equal_nan=True)
-        wanted = wanted or found
-        for mine, theirs in zip(found, wanted, strict=True):
-            assert_same(mine, theirs)
-    assert wanted is not None
+        for num_threads in (1, 2):
+            torch.set_num_threads(num_threads)
+            own = state.clone()
+            found.append((make(own)(x, sequences_of(CHUNKS, KEPT)), own))
+        zeros = torch.zeros(NUM_SLOTS, *state.shape[1:], dtype=state.dtype)
+        in_all_steps.append(assert_same_in_all_steps(make, inputs, zeros))
+    torch.testing.assert_close(found[0][0], wanted, atol=MOST[dtype], rtol=MOST[dtype])
+    torch.testing.assert_close(found[0][1], wanted_state, atol=2e-5, rtol=1e-4, equal_nan=True)
+    for results in (found, in_all_steps):
+        for by_one in results[1:]:
+            for mine, theirs in zip(by_one, results[0], strict=True):
+                assert_same(mine, theirs)
 
 
 @pytest.mark.parametrize(
-    ("num_channels", "num_taps", "activation"),
-    [(300, 4, Activation.SILU), (33, 2, None), (128, 1, Activation.RELU_SQUARED)],
+    ("num_channels", "num_taps", "activation", "weight_dtype"),
+    [(300, 4, Activation.SILU, "as x"), (33, 2, None, torch.float32), (128, 1, Activation.RELU_SQUARED, "as x")],
 )
-@pytest.mark.parametrize("weight_dtype", ["as x", torch.float32], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_short_convolution(
     dtype: torch.dtype,
@@ -133,9 +134,9 @@ def test_a_short_convolution(
     assert_all_variants_compute(layer, weights, state, num_channels + 3, dtype, monkeypatch)
 
 
-@pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize(
-    ("num_keys", "num_heads", "key_dim", "value_dim"), [(2, 4, 32, 48), (1, 1, 256, 16), (2, 2, 128, 128)]
+    ("num_keys", "num_heads", "key_dim", "value_dim", "by_channel"),
+    [(2, 4, 32, 48, False), (2, 2, 128, 64, False), (1, 2, 32, 48, True), (1, 1, 256, 16, True)],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_gated_delta_rule(
@@ -160,9 +161,9 @@ def test_the_gated_delta_rule(
     assert_all_variants_compute(layer, weights, state, sum(widths), dtype, monkeypatch)
 
 
-@pytest.mark.parametrize("limits", [(0.0, float("inf")), (0.2, 0.6)])
 @pytest.mark.parametrize(
-    ("num_groups", "num_heads", "head_dim", "state_dim"), [(2, 4, 32, 48), (1, 1, 16, 256), (1, 2, 64, 128)]
+    ("num_groups", "num_heads", "head_dim", "state_dim", "limits"),
+    [(2, 4, 32, 48, (0.0, float("inf"))), (1, 1, 16, 256, (0.2, 0.6))],
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_state_space(
@@ -200,10 +201,9 @@ def test_a_state_decays_as_far_as_softplus_says(a: float) -> None:
     torch.testing.assert_close(state, expected, atol=0, rtol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("gate_first", [False, True])
 @pytest.mark.parametrize("activation", Gate)
 @pytest.mark.parametrize("weight_dtype", ["as x", torch.float32], ids=str)
-@pytest.mark.parametrize(("group_size", "weight_size"), [(None, 48), (48, 96)])
+@pytest.mark.parametrize(("group_size", "weight_size", "gate_first"), [(None, 48, False), (48, 96, True)])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_norm_with_a_gate(
     dtype: torch.dtype,

@@ -38,6 +38,10 @@ IMPLEMENTED = (
     "rope_and_kv_write",
     "decode_attention",
     "prefill_attention",
+    "causal_conv",
+    "gated_delta_rule",
+    "gated_rms_norm",
+    "state_space_scan",
 )
 
 needs_compiler = pytest.mark.skipif(not library._find_compiler(), reason="there is no C++ compiler")
