@@ -25,6 +25,7 @@ from inflight_kernels.matmul import (
     block_scaled_linear,
     coded_linear,
     gated_linear,
+    head_linear,
     int4_linear,
     linear,
     scaled_linear,
@@ -43,7 +44,7 @@ from inflight_kernels.quantization import quantize_per_token
 from inflight_kernels.recurrent import causal_conv, gated_delta_rule, gated_rms_norm, state_space_scan
 from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
-from inflight_kernels.rope import rope_and_kv_write
+from inflight_kernels.rope import rope_and_kv_write, rope_and_latent_write
 from inflight_kernels.sampling import (
     log_sum_exp,
     philox_uniform,
@@ -80,6 +81,7 @@ __all__ = [
     "gated_delta_rule",
     "gated_linear",
     "gated_rms_norm",
+    "head_linear",
     "int4_linear",
     "join_halves",
     "layer_norm",
@@ -94,6 +96,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_quantized",
     "rope_and_kv_write",
+    "rope_and_latent_write",
     "route_experts",
     "sample",
     "sampling_probabilities",

@@ -33,10 +33,13 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
     RECALLED,
     FADED,
     GATED_NORM,
-    SCANNED
+    SCANNED,
+    ABSORBED,
+    GATHERED,
+    OF_HEADS
   };
-  const int64_t widths[] = {64, 64, 256, 128, 64, 64, 96, 32,  64, 64, 32, 64,
-                            32, 32, 64,  64,  64, 64, 64, 100, 96, 96, 96, 64};
+  const int64_t widths[] = {64, 64, 256, 128, 64,  64, 96, 32, 64, 64,  32,  64, 32, 32,
+                            64, 64, 64,  64,  64,  100, 96, 96, 96, 64, 256, 128, 256};
   constexpr int64_t NUM_BUFFERS = std::size(widths), HEAD = 32, BLOCK = 16, TABLE_WIDTH = 64;
   Weights weights(8);
   Random random(9);
@@ -75,25 +78,36 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
   const int32_t sequence_starts[] = {0, 1, 2, 42, 45};
   batch.sequences = {4, states, sequence_starts, of_sequences.data(), kept.data()};
 
-  const int64_t cached = 4 * TABLE_WIDTH * BLOCK * 2 * HEAD;
-  Cache cache{nullptr, nullptr, format, BLOCK, 2, HEAD, 1.0f, 1.0f, nullptr, nullptr};
-  switch (format) {
-    case CacheFormat::FP8:
-      cache.keys = weights.convert<E4m3>(cached);
-      cache.values = weights.convert<E4m3>(cached);
-      cache.key_scale = 0.375f;
-      cache.value_scale = 0.6f;
-      break;
-    case CacheFormat::INT8:
-      cache.keys = weights.bytes(cached);
-      cache.values = weights.bytes(cached);
-      cache.key_scales = weights.convert<float>(cached / HEAD);
-      cache.value_scales = weights.convert<float>(cached / HEAD);
-      break;
-    case CacheFormat::ELEMENT:
-      cache.keys = weights.convert<Element>(cached);
-      cache.values = weights.convert<Element>(cached);
-  }
+  const auto cache_of = [&](int64_t num_heads, int64_t head_dim, int64_t value_dim) {
+    Cache cache{nullptr, nullptr, format, BLOCK, num_heads, head_dim, value_dim, 1.0f, 1.0f, nullptr, nullptr};
+    const int64_t count = 4 * TABLE_WIDTH * BLOCK * num_heads * head_dim;
+    const auto values_or = [&](void* keys, auto make) { return value_dim < head_dim ? keys : make(count); };
+    switch (format) {
+      case CacheFormat::FP8: {
+        const auto make = [&](int64_t size) { return weights.convert<E4m3>(size); };
+        cache.keys = make(count);
+        cache.values = values_or(cache.keys, make);
+        cache.key_scale = 0.375f;
+        cache.value_scale = value_dim < head_dim ? 0.375f : 0.6f;
+        break;
+      }
+      case CacheFormat::INT8: {
+        cache.keys = weights.bytes(count);
+        cache.values = values_or(cache.keys, [&](int64_t size) { return weights.bytes(size); });
+        const auto scales = [&](int64_t size) { return weights.convert<float>(size / head_dim); };
+        cache.key_scales = scales(count);
+        cache.value_scales = value_dim < head_dim ? cache.key_scales : scales(count);
+        break;
+      }
+      case CacheFormat::ELEMENT: {
+        const auto make = [&](int64_t size) { return weights.convert<Element>(size); };
+        cache.keys = make(count);
+        cache.values = values_or(cache.keys, make);
+      }
+    }
+    return cache;
+  };
+  const Cache cache = cache_of(2, HEAD, HEAD), latents = cache_of(1, 2 * HEAD, HEAD);
 
   const Value none{-1, 0};
   const auto of = [](int64_t buffer, int64_t column = 0) { return Value{buffer, column}; };
@@ -171,65 +185,17 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                          64,
                          1e-5f};
   const Activate without_gate{Kind::ACTIVATE, of(CENTRED), of(UNGATED), 50, Activation::GELU_TANH};
-  constexpr int64_t STATES = 8;
-  const CausalConv convolve{Kind::CAUSAL_CONV,
-                            of(QKV),
-                            of(CONVOLVED),
-                            weights.convert<float>(4 * 100),
-                            weights.convert<float>(100),
-                            weights.convert<Element>(STATES * 3 * 100),
-                            100,
-                            4,
-                            1,
-                            Activation::SILU};
-  const auto recall = [&](int64_t buffer, int64_t num_decays) {
-    return GatedDeltaRule{Kind::GATED_DELTA_RULE,
-                          of(QKV),
-                          of(NORMED),
-                          of(DOWN),
-                          of(buffer),
-                          weights.convert<float>(16),
-                          weights.convert<float>(64),
-                          weights.convert<float>(STATES * 2 * 32 * 48),
-                          1,
-                          2,
-                          32,
-                          48,
-                          num_decays};
+    CONVOLVED,
+    RECALLED,
+    FADED,
+    GATED_NORM,
+    SCANNED,
+    ABSORBED,
+    GATHERED,
+    OF_HEADS
   };
-  const GatedDeltaRule delta_rule = recall(RECALLED, 1), by_channel = recall(FADED, 32);
-  const GatedRmsNorm gated_norm{Kind::GATED_RMS_NORM,
-                                of(RECALLED),
-                                of(GATED),
-                                of(GATED_NORM),
-                                {weights.convert<Element>(48), nullptr},
-                                96,
-                                48,
-                                48,
-                                Gate::SIGMOID,
-                                0,
-                                1e-5f};
-  const StateSpaceScan scan{Kind::STATE_SPACE_SCAN,
-                            of(QKV),
-                            of(QKV, 64),
-                            of(QKV, 128),
-                            of(NORMED),
-                            of(SCANNED),
-                            weights.convert<float>(16),
-                            weights.convert<float>(16),
-                            weights.convert<float>(16),
-                            weights.convert<float>(STATES * 2 * 32 * 48),
-                            2,
-                            1,
-                            32,
-                            48,
-                            0.1f,
-                            2.0f};
-  const Kind* const operations[] = {
-      &first_norm.kind,  &qkv.kind,        &rope.kind,       &decode.kind,     &prefill.kind, &mix.kind,
-      &second_norm.kind, &gate.kind,       &lora.kind,       &down.kind,       &route.kind,   &experts.kind,
-      &activate.kind,    &scale.kind,      &place.kind,      &add.kind,        &centre.kind,  &without_gate.kind,
-      &convolve.kind,    &delta_rule.kind, &by_channel.kind, &gated_norm.kind, &scan.kind};
+  const int64_t widths[] = {64, 64, 256, 128, 64,  64, 96, 32, 64, 64,  32,  64, 32, 32,
+                            64, 64, 64,  64,  64,  100, 96, 96, 96, 64, 256, 128, 256};
   const Place places[NUM_BUFFERS] = {};
 
   std::vector<Element> x = elements(random, num_tokens * 64);

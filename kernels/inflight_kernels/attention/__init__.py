@@ -33,7 +33,9 @@ def decode_attention(
     keys are visible. The caches hold keys / k_scale and values / v_scale; of int8 each slot and head has a scale of its
     own, float32 (num_blocks, block_size, Hkv), and what is read is rounded to q's dtype. With a `soft_cap` c > 0 each
     score s becomes c tanh(s / c) before the softmax (Gemma 2). `sinks`, contiguous float32 (Hq,): each query head has
-    one more logit in its softmax, of a key that has no value (gpt-oss). Returns (B, Hq, D), written to `out` if given.
+    one more logit in its softmax, of a key that has no value (gpt-oss). `v_cache` may be a view of the first Dv < D
+    elements of every key in `k_cache`: the latents of DeepSeek, whose scales are then the same. Returns (B, Hq, Dv), Dv
+    being D otherwise, written to `out` if given.
     `scratch`, contiguous float32, holds partial results on a GPU (its size is `decode_scratch_elements`, beside the
     launcher); without it each call allocates. `deterministic`: a row's bits do not depend on the other rows of the
     batch, and are those of the deterministic `prefill_attention`.
@@ -82,8 +84,8 @@ def prefill_attention(
     q (T, Hq, D) float, caches, their scales, `block_table`, `table_rows`, `soft_cap` and `sinks` as in
     `decode_attention`: sequence b's queries are query_start_loc[b] to query_start_loc[b + 1] (int32, (B + 1,)), its
     last positions of seq_lens[b] (int32, (B,)) in all. `max_query_len` is at least the length of the longest chunk.
-    With a `sliding_window` w > 0 key j is visible to query i only if i - w < j <= i. Returns (T, Hq, D), written to
-    `out` if given; rows that belong to no sequence are not written.
+    With a `sliding_window` w > 0 key j is visible to query i only if i - w < j <= i. Returns (T, Hq, Dv), written
+    to `out` if given; rows that belong to no sequence are not written.
     `deterministic`: a row's bits depend neither on the rest of the batch nor on how the prompt is divided into chunks,
     be it into single tokens.
     """

@@ -40,8 +40,8 @@ QUERIES_AT_ONCE = 128
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, scale: float, visible: Tensor | None, soft_cap: float, sinks: Tensor | None
 ) -> Tensor:
-    """Attention with capped scores or sinks: q (batch, Hkv, group, n, D), k and v (batch, Hkv, length, D) and `visible`
-    (batch or 1, n or 1, length) bool, or None, to float32 (batch, Hkv, group, n, D)."""
+    """Attention with capped scores or sinks: q (batch, Hkv, group, n, D), k and v (batch, Hkv, length, D or Dv) and
+    `visible` (batch or 1, n or 1, length) bool, or None, to float32 (batch, Hkv, group, n, Dv)."""
     *heads, num_queries, _ = q.shape
     length = k.shape[2]
     scores = (q.float().flatten(2, 3) @ k.float().mT).view(*heads, num_queries, length) * scale
@@ -53,7 +53,7 @@ def _attend(
         of_rows = sinks.view(1, heads[1], heads[2], 1, 1).expand(heads[0], -1, -1, num_queries, -1)
         scores = torch.cat([scores, of_rows], dim=-1)
     weights = scores.softmax(-1)[..., :length]
-    return (weights.flatten(2, 3) @ v.float()).view(q.shape)
+    return (weights.flatten(2, 3) @ v.float()).view(*q.shape[:-1], -1)
 
 
 def decode_attention(
@@ -76,7 +76,7 @@ def decode_attention(
 ) -> Tensor:
     """One query token per sequence; the batch is padded to its longest sequence. `scratch` is not used."""
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty((*q.shape[:2], v_cache.shape[3]), dtype=q.dtype, device=q.device)
     if deterministic and len(q) > 1:
         table = _blocks(block_table, table_rows, 0, block_table.shape[1])
         for row in range(len(q)):
@@ -113,7 +113,7 @@ def decode_attention(
         attended = _attend(grouped[:, :, :, None], k, v, scale, of_one, soft_cap, sinks)
     else:
         attended = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
-    out.copy_(attended.reshape(q.shape))
+    out.copy_(attended.reshape(out.shape))
     if _of_all(v_scale) != 1.0:
         out.mul_(v_scale)
     if min(lengths) == 0:
@@ -152,7 +152,7 @@ def prefill_attention(
 ) -> Tensor:
     """Ragged query chunks, one sequence at a time: chunks are long, so that the loop costs little."""
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty((*q.shape[:2], v_cache.shape[3]), dtype=q.dtype, device=q.device)
     block_size = k_cache.shape[1]
     starts: list[int] = query_start_loc.tolist()
     lengths: list[int] = seq_lens.tolist()

@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from inflight_kernels.cpu.notes import Notes
-from inflight_kernels.cpu.operations import DecodeAttention, Operation, PrefillAttention, RopeAndKvWrite
+from inflight_kernels.cpu.operations import (
+    DecodeAttention,
+    Operation,
+    PrefillAttention,
+    RopeAndKvWrite,
+    RopeAndLatentWrite,
+)
 from inflight_kernels.cpu.recorded_values import Unsupported
 from inflight_kernels.cpu.recording import CacheTensors
 
@@ -30,8 +36,7 @@ class AttentionRecorder(Notes):
         adjacent_pairs: bool = False,
     ) -> Tensor:
         head_dim = q.shape[2]
-        if positions is not self._batch.positions_T or slot_mapping is not self._batch.slots_T:
-            raise Unsupported("C++ rotates by the step's own positions and writes to its own cache slots only")
+        self._check_places(positions, slot_mapping)
         if (q_norm_weight is None) != (k_norm_weight is None):
             raise Unsupported("C++ normalises either both queries and keys or neither of them")
         cache = self._values.cache(k_cache, v_cache, head_dim, k_scale, v_scale)
@@ -59,6 +64,52 @@ class AttentionRecorder(Notes):
         rotated = self._values.empty(*q.shape)
         self._values.hold(rotated, queries)
         return rotated
+
+    def rope_and_latent_write(
+        self,
+        q: Tensor,
+        latent: Tensor,
+        norm_weight: Tensor,
+        norm_eps: float,
+        cos_sin: Tensor,
+        positions: Tensor,
+        cache: Tensor,
+        slot_mapping: Tensor,
+        out: Tensor | None = None,
+        scale: float | Tensor = 1.0,
+        adjacent_pairs: bool = False,
+    ) -> Tensor:
+        self._check_places(positions, slot_mapping)
+        size, rotary_dim = norm_weight.shape[0], q.shape[2]
+        if latent.shape[1:] != (size + rotary_dim,) or cos_sin.shape[1] != rotary_dim or cache.shape[2] != 1:
+            raise Unsupported("a latent is not for one key head, of which what is rotated is as much as of queries")
+        if out is None:
+            out = self._values.empty(*q.shape)
+        queries, query_stride = self._values.read_heads(q, "what is rotated of the queries")
+        source = self._values.read(latent, "the latents")
+        written, out_stride = self._values.write_heads(out, "the rotated queries")
+        self._note(
+            RopeAndLatentWrite,
+            ("out",),
+            queries=queries,
+            latent=source,
+            out=written,
+            num_heads=q.shape[1],
+            query_stride=query_stride,
+            out_stride=out_stride,
+            cache=self._values.cache(cache, cache[..., :size], size + rotary_dim, scale, scale),
+            cos_sin=self._values.constant(cos_sin, "cos_sin", (*cos_sin.shape,), torch.float32),
+            adjacent_pairs=int(adjacent_pairs),
+            norm=self._values.norm_weight(norm_weight, size),
+            norm_eps=norm_eps,
+        )
+        # Latents change in place, and so does what else their buffer holds.
+        self._values.forget(latent)
+        return out
+
+    def _check_places(self, positions: Tensor, slot_mapping: Tensor) -> None:
+        if positions is not self._batch.positions_T or slot_mapping is not self._batch.slots_T:
+            raise Unsupported("C++ rotates by the step's own positions and writes to its own cache slots only")
 
     def decode_attention(
         self,
@@ -131,7 +182,7 @@ class AttentionRecorder(Notes):
         soft_cap: float,
         sinks: Tensor | None,
     ) -> Tensor:
-        if out is None or out.shape != q.shape:
+        if out is None or out.shape != (*q.shape[:2], cache.value_dim):
             raise Unsupported("C++ writes the results of decode and prefill attention into one tensor")
         rows = (first, end)
         queries, num_heads = self._values.read(q, "the queries", rows), q.shape[1]

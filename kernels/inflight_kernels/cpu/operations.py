@@ -35,9 +35,10 @@ class CacheFormat(enum.IntEnum):
 
 
 class Cache(ctypes.Structure):
-    """One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim). Fp8 holds keys / key_scale and
-    values / value_scale, divided when they have been rounded to elements, clamped to +-448 and rounded to nearest, ties
-    to even. It is read without another rounding: elements have every number of fp8, and the scales multiply scores and
+    """One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim), or one of keys whose first
+    elements are the values, so that `values` is where the keys are. Fp8 holds keys / key_scale and values /
+    value_scale, divided when they have been rounded to elements, clamped to +-448 and rounded to nearest, ties to even.
+    It is read without another rounding: elements have every number of fp8, and the scales multiply scores and
     the result of attention, in float32. No number stays none. Each head of a token in INT8 has a scale of its own
     (native/quantize.h), and what is read is rounded to elements."""
 
@@ -45,6 +46,7 @@ class Cache(ctypes.Structure):
         ("void*", "keys values"),
         ("CacheFormat", "format"),
         ("int64_t", "block_size num_kv_heads head_dim"),
+        ("int64_t", "value_dim", "Elements of a value: head_dim, or fewer where they are those of the keys."),
         ("float", "key_scale value_scale", "Of fp8; else 1."),
         ("float*", "key_scales value_scales", "(blocks, block_size, num_kv_heads), of INT8; else null."),
     )
@@ -142,6 +144,18 @@ class GatedLinear(Linear):
     delta, `num_deltas` of each."""
 
     _fields_ = Fields(("int64_t", "num_deltas"), ("Activation", "activation"))
+
+
+class HeadLinear(Operation):
+    """out = x @ weight.T of each head by itself: its columns of x, and a matrix of its own."""
+
+    _fields_ = Fields(
+        (Value, "x out", "Columns of the first head."),
+        (Matrix, "weight", "Those of all heads, one after the other."),
+        ("int64_t", "num_heads"),
+        ("int64_t", "num_outputs", "Of a head."),
+        ("int64_t", "x_stride out_stride", "Columns from one head to the next one."),
+    )
 
 
 class Experts(Operation):
@@ -252,6 +266,22 @@ class RopeAndKvWrite(Operation):
     )
 
 
+class RopeAndLatentWrite(Operation):
+    """out = the rotated part of each head's query. Normalises a token's latent, rotates the key behind it, both in
+    place, and writes them, a key whose first elements are the value, to the cache."""
+
+    _fields_ = Fields(
+        (Value, "queries latent out"),
+        ("int64_t", "num_heads"),
+        ("int64_t", "query_stride out_stride", "Columns from one head to the next one."),
+        (Cache, "cache"),
+        ("const float*", "cos_sin", "(positions, elements that are rotated): cosines, then sines."),
+        ("int64_t", "adjacent_pairs", "As of RopeAndKvWrite."),
+        (NativeNormWeight, "norm", "Of the latent, as many as a value has elements."),
+        ("float", "norm_eps"),
+    )
+
+
 class Attention(Operation):
     """Attention of some rows over the cache."""
 
@@ -345,6 +375,7 @@ KINDS: tuple[type[Operation], ...] = (
     AddDelta,
     Linear,
     GatedLinear,
+    HeadLinear,
     Experts,
     Activate,
     ActivateAndMul,
@@ -356,6 +387,7 @@ KINDS: tuple[type[Operation], ...] = (
     NormOfSum,
     LayerNorm,
     RopeAndKvWrite,
+    RopeAndLatentWrite,
     DecodeAttention,
     PrefillAttention,
     CausalConv,

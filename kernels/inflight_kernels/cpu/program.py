@@ -168,7 +168,8 @@ class _Lowering:
                 keys, values = value.keys.address, value.values.address
                 cache_format = CACHE_FORMATS.get(value.keys.tensor.dtype, CacheFormat.ELEMENT)
                 addresses = (scales.address for scales in value.slot_scales or ())
-                return Cache(keys, values, cache_format, block_size, num_kv_heads, head_dim, *value.scales, *addresses)
+                sizes = (block_size, num_kv_heads, head_dim, value.value_dim)
+                return Cache(keys, values, cache_format, *sizes, *value.scales, *addresses)
             case _:
                 return value
 

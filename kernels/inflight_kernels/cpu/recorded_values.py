@@ -19,7 +19,7 @@ STEP = 32
 """Products read inputs in multiples of it."""
 HALF_STEP = STEP // 2
 """The least inputs of a group of codes."""
-HEAD_DIMS = range(STEP, 256 + 1, STEP)
+HEAD_DIMS = range(STEP, 576 + 1, STEP)
 
 
 class Unsupported(Exception):
@@ -86,6 +86,24 @@ class RecordedValues:
         first = tensor.storage_offset() % width
         return range(first, first + tensor.select(0, 0).numel())
 
+    def read_heads(self, tensor: Tensor, what: str) -> tuple[Columns, int]:
+        """Where the first head of `tensor` (T, heads, size) lies, and columns from one head to the next one, of which
+        it may be parts."""
+        self._check_heads(tensor, what)
+        return self.read(tensor[:, 0], what), tensor.stride(1)
+
+    def write_heads(self, tensor: Tensor, what: str) -> tuple[Columns, int]:
+        """The same of a tensor that an operation writes, maybe beside what others have written of its storage."""
+        self._check_heads(tensor, what)
+        whole = self.find(tensor) or self.write(tensor)
+        column = self.check_rows(tensor[:, 0], what, (0, self._num_tokens))
+        return Columns(whole.buffer, whole.start + column), tensor.stride(1)
+
+    @staticmethod
+    def _check_heads(tensor: Tensor, what: str) -> None:
+        if tensor.dim() != 3 or (tensor.shape[1] > 1 and not tensor.shape[2] <= tensor.stride(1) <= tensor.stride(0)):
+            raise Unsupported(f"{what} is not laid out by tokens and heads")
+
     def check_rows(self, tensor: Tensor, what: str, rows: tuple[int, int]) -> int:
         """The first column of `tensor` in its storage. Raises Unsupported unless it consists of whole rows."""
         width = tensor.untyped_storage().nbytes() // tensor.element_size() // self._num_tokens
@@ -147,10 +165,16 @@ class RecordedValues:
             raise Unsupported(f"a head has {head_dim} elements, which is not a multiple of {STEP} up to {most}")
         dtype = keys.dtype if keys.dtype in (torch.float8_e4m3fn, torch.int8) else self._dtype
         shape = (*keys.shape[:3], head_dim)
-        cache = CacheTensors(
-            keys=self.constant(keys, "the cache of keys", shape, dtype),
-            values=self.constant(values, "the cache of values", shape, dtype),
-        )
+        value_dim, of_keys = values.shape[3], keys[..., : values.shape[3]]
+        if value_dim != head_dim and value_dim % STEP:
+            raise Unsupported(f"a value has {value_dim} elements, which is not a multiple of {STEP}")
+        if value_dim != head_dim and (values.data_ptr(), values.stride()) != (of_keys.data_ptr(), of_keys.stride()):
+            raise Unsupported("values have fewer elements than keys, and are not the first ones of those")
+        cached_keys = self.constant(keys, "the cache of keys", shape, dtype)
+        cached_values = cached_keys
+        if value_dim == head_dim:
+            cached_values = self.constant(values, "the cache of values", shape, dtype)
+        cache = CacheTensors(cached_keys, cached_values, value_dim)
         if isinstance(k_scale, Tensor) and isinstance(v_scale, Tensor) and dtype == torch.int8:
             of_keys, of_values = (
                 self.constant(scales, "the scales of a cache", shape[:3], torch.float32)

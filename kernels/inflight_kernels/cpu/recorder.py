@@ -27,6 +27,7 @@ from inflight_kernels.cpu.operations import (
     AddDelta,
     Embedding,
     Gather,
+    HeadLinear,
     Ids,
     LayerNorm,
     Linear,
@@ -147,6 +148,27 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
             weight=weight,
             bias=self._bias(bias, "a bias", (num_outputs,)),
             num_outputs=num_outputs,
+        )
+        return out
+
+    def head_linear(self, x: Tensor, weight: Tensor, out: Tensor | None = None, deterministic: bool = False) -> Tensor:
+        num_heads, num_outputs, num_inputs = weight.shape
+        if num_inputs % STEP:
+            raise Unsupported(f"a head has {num_inputs} inputs, which is not a multiple of {STEP}")
+        if out is None:
+            out = self._values.empty(self._num_tokens, num_heads, num_outputs)
+        source, x_stride = self._values.read_heads(x, "the input of a linear layer of heads")
+        written, out_stride = self._values.write_heads(out, "the result of a linear layer of heads")
+        self._note(
+            HeadLinear,
+            ("out",),
+            x=source,
+            out=written,
+            weight=self._values.weight(weight, "a weight of heads", weight.shape),
+            num_heads=num_heads,
+            num_outputs=num_outputs,
+            x_stride=x_stride,
+            out_stride=out_stride,
         )
         return out
 

@@ -101,6 +101,8 @@ class NormWeight:
 class CacheTensors:
     keys: Constant
     values: Constant
+    """That of the keys, if values are their first elements."""
+    value_dim: int
     scales: tuple[float, float] = (1.0, 1.0)
     """Of keys and of values, see Cache."""
     slot_scales: tuple[Constant, Constant] | None = None

@@ -1,4 +1,4 @@
-"""Linear layers: of floats, alone or activated; of 8-bit weights and activations; of weights of 4 or 8 bits."""
+"""Linear layers: of floats, also activated or for each head; of 8 bits; of weights of 4 or 8 bits."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic:
     other rows and of their number.
     """
     result: Tensor = implementation(x, __name__).linear(x, weight, bias, deterministic)
+    return result
+
+
+def head_linear(x: Tensor, weight: Tensor, out: Tensor | None = None, deterministic: bool = False) -> Tensor:
+    """x[:, h] W[h]^T of each head h, for `x` (T, heads, K) and `weight` (heads, N, K), float and of one dtype; returns
+    (T, heads, N), written to `out` if given. Heads of `x` and `out` may be parts of wider ones. `deterministic` as in
+    `linear`.
+    """
+    result: Tensor = implementation(x, __name__).head_linear(x, weight, out, deterministic)
     return result
 
 

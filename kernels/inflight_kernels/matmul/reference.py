@@ -29,6 +29,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, deterministic:
     return _by_row(lambda rows: F.linear(rows, weight, bias), x, deterministic)
 
 
+def head_linear(x: Tensor, weight: Tensor, out: Tensor | None = None, deterministic: bool = False) -> Tensor:
+    """x[:, h] W[h]^T of each head h."""
+    y = _by_row(lambda rows: torch.bmm(rows.transpose(0, 1), weight.mT).transpose(0, 1), x, deterministic)
+    return y.contiguous() if out is None else out.copy_(y)
+
+
 def gated_linear(
     x: Tensor,
     weight: Tensor,

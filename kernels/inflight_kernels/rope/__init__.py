@@ -1,4 +1,4 @@
-"""Rotary embedding of queries and keys, and writing keys and values to their cache slots."""
+"""Rotary embedding of queries and keys, and writing keys and values, or latents, to their cache slots."""
 
 from __future__ import annotations
 
@@ -50,6 +50,45 @@ def rope_and_kv_write(
         norm_eps,
         k_scale,
         v_scale,
+        adjacent_pairs,
+    )
+    return result
+
+
+def rope_and_latent_write(
+    q: Tensor,
+    latent: Tensor,
+    norm_weight: Tensor,
+    norm_eps: float,
+    cos_sin: Tensor,
+    positions: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    out: Tensor | None = None,
+    scale: float | Tensor = 1.0,
+    adjacent_pairs: bool = False,
+) -> Tensor:
+    """Write each token's latent, RMS-normalised, and the key beside it, rotated, into the cache; return the rotated q.
+
+    `latent` (T, L + R) float: L elements that become the values of all heads and, with the rotated R behind them, their
+    keys, one row (L + R) of `cache` (num_blocks, block_size, 1, L + R). It may be a view of a wider buffer, and does
+    not hold its values afterwards. q (T, Hq, R), the part of each query that is rotated, may be a view too, and so may
+    `out`, to which it is written if given. `norm_weight` (L,); `cos_sin` (max_positions, R); `positions`,
+    `slot_mapping`, `adjacent_pairs`, dtypes and rounding as in `rope_and_kv_write`. A cache of torch.float8_e4m3fn
+    holds all of a row / scale; of torch.int8 a row is quantised by itself, with its scale, float32 (num_blocks,
+    block_size, 1), written to `scale`.
+    """
+    result: Tensor = implementation(q, __name__).rope_and_latent_write(
+        q,
+        latent,
+        norm_weight,
+        norm_eps,
+        cos_sin,
+        positions,
+        cache,
+        slot_mapping,
+        out,
+        scale,
         adjacent_pairs,
     )
     return result

@@ -47,18 +47,48 @@ def rope_and_kv_write(
         q, k = normed_q, normed_k
     cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     k = _rotate(k, cos, sin, adjacent_pairs)
+    _write(slot_mapping, (k_cache, k, k_scale), (v_cache, v, v_scale))
+    return _rotate(q, cos, sin, adjacent_pairs)
+
+
+def rope_and_latent_write(
+    q: Tensor,
+    latent: Tensor,
+    norm_weight: Tensor,
+    norm_eps: float,
+    cos_sin: Tensor,
+    positions: Tensor,
+    cache: Tensor,
+    slot_mapping: Tensor,
+    out: Tensor | None = None,
+    scale: float | Tensor = 1.0,
+    adjacent_pairs: bool = False,
+) -> Tensor:
+    """Normalise the latent, rotate q and the key behind the latent, write both to their slots, return the rotated q."""
+    size = len(norm_weight)
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+    normed = rms_norm(latent[:, :size], norm_weight, norm_eps)
+    assert isinstance(normed, Tensor)
+    key = _rotate(latent[:, None, size:], cos, sin, adjacent_pairs)
+    _write(slot_mapping, (cache, torch.cat([normed[:, None], key], dim=-1), scale))
+    rotated = _rotate(q, cos, sin, adjacent_pairs)
+    return rotated if out is None else out.copy_(rotated)
+
+
+def _write(slot_mapping: Tensor, *parts: tuple[Tensor, Tensor, float | Tensor]) -> None:
+    """To the slots of each cache its rows (T, Hkv, D), by its scale, or with a scale of each that is written too."""
+    written = None
     if len(slot_mapping) and int(slot_mapping.amin()) < 0:
         written = (slot_mapping >= 0).nonzero().squeeze(1)
-        slot_mapping, k, v = slot_mapping[written], k[written], v[written]
-    block_size = k_cache.shape[1]
-    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    for cache, rows, scale in ((k_cache, k, k_scale), (v_cache, v, v_scale)):
+        slot_mapping = slot_mapping[written]
+    for cache, all_rows, scale in parts:
+        rows, block_size = all_rows if written is None else all_rows[written], cache.shape[1]
+        places = (slot_mapping // block_size, slot_mapping % block_size)
         if isinstance(scale, Tensor):
             rows, scales = quantize_per_token(rows, torch.int8)
-            scale.index_put_((blocks, offsets), scales)
+            scale.index_put_(places, scales)
         elif cache.dtype == torch.float8_e4m3fn:
             rows = (rows.float() * (1.0 / scale)).clamp(-448.0, 448.0).to(cache.dtype)
         # torch has no index_put_ for float8; a uint8 view shares its memory.
         bits = torch.uint8 if cache.dtype.itemsize == 1 else cache.dtype
-        cache.view(bits).index_put_((blocks, offsets), rows.view(bits))
-    return _rotate(q, cos, sin, adjacent_pairs)
+        cache.view(bits).index_put_(places, rows.view(bits))

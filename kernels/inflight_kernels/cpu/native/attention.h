@@ -11,7 +11,7 @@
 
 namespace inflight {
 
-constexpr int64_t QUERIES_AT_ONCE = 32, KEYS_AT_ONCE = 128, KEYS_OF_PART = 512, MAX_HEAD_DIM = 256;
+constexpr int64_t QUERIES_AT_ONCE = 32, KEYS_AT_ONCE = 128, KEYS_OF_PART = 512, MAX_HEAD_DIM = 576;
 
 /// The score of a key that a query does not see. Finite: two of them may be subtracted. A maximum below the other one
 /// is that of a query which has not seen a key yet.
@@ -108,12 +108,14 @@ inline void pack_stored(const Attention& op, const int32_t* blocks, int64_t kv_h
   for (int64_t i = 0; i < num_next; ++i) {
     const int64_t offset = offsets.next();
     prefetch_lines(reinterpret_cast<const char*>(stored(op.cache.keys) + offset), lines);
-    prefetch_lines(reinterpret_cast<const char*>(stored(op.cache.values) + offset), lines);
+    if (op.cache.values != op.cache.keys)
+      prefetch_lines(reinterpret_cast<const char*>(stored(op.cache.values) + offset), lines);
   }
   Widened room;
   for (int64_t i = 0; i < op.cache.head_dim; i += PANEL) {
     pack_rows(elements_of(keys, key_scales, room), key_panel + panel_elements(i));
-    pack_columns(elements_of(values, value_scales, room), value_panel + values_stride * i / PANEL);
+    if (i < op.cache.value_dim)
+      pack_columns(elements_of(values, value_scales, room), value_panel + values_stride * i / PANEL);
     for (int64_t n = 0; n < count; ++n) {
       keys[n] += PANEL;
       values[n] += PANEL;
@@ -139,13 +141,13 @@ inline void pack_keys_and_values(const Attention& op, const int32_t* blocks, int
 }
 
 /// Add to one query's weighted values, largest score and sum of weights those of a later part.
-inline void merge(const float* part, float part_maximum, float part_total, int64_t head_dim, float* sums,
+inline void merge(const float* part, float part_maximum, float part_total, int64_t value_dim, float* sums,
                   float& maximum, float& total) {
   const float now = std::max(maximum, part_maximum);
   const Floats kept = exp2(splat(maximum - now)), added = exp2(splat(part_maximum - now));
   maximum = now;
   total = first_of(fma(splat(part_total), added, splat(total) * kept));
-  for (int64_t i = 0; i < head_dim; i += 16) store(sums + i, fma(load(part + i), added, load(sums + i) * kept));
+  for (int64_t i = 0; i < value_dim; i += 16) store(sums + i, fma(load(part + i), added, load(sums + i) * kept));
 }
 
 /// The output of one query of `head`: what was gathered of all its keys, and the head's sink, which has a weight and no
@@ -153,7 +155,7 @@ inline void merge(const float* part, float part_maximum, float part_total, int64
 inline void finish(const Attention& op, int64_t head, const float* sums, float maximum, float total, Element* out) {
   Floats weights = splat(total);
   if (op.sinks) weights = weights + exp2(min(splat(127.0f), fms(splat(op.sinks[head]), splat(LOG2_E), splat(maximum))));
-  for (int64_t i = 0; i < op.cache.head_dim; i += 16)
+  for (int64_t i = 0; i < op.cache.value_dim; i += 16)
     store(out + i, load(sums + i) / weights * splat(op.cache.value_scale));
 }
 
@@ -163,14 +165,14 @@ struct Gathered {
   alignas(64) float sums[QUERIES_AT_ONCE * MAX_HEAD_DIM];
   alignas(64) float maxima[QUERIES_AT_ONCE], totals[QUERIES_AT_ONCE];
 
-  void clear(int64_t count, int64_t head_dim) {
-    std::fill(sums, sums + round_up(count, 16) * head_dim, 0.0f);
+  void clear(int64_t count, int64_t value_dim) {
+    std::fill(sums, sums + round_up(count, 16) * value_dim, 0.0f);
     std::fill(maxima, maxima + QUERIES_AT_ONCE, MASKED);
     std::fill(totals, totals + QUERIES_AT_ONCE, 0.0f);
   }
-  void add(const Gathered& part, int64_t count, int64_t head_dim) {
+  void add(const Gathered& part, int64_t count, int64_t value_dim) {
     for (int64_t row = 0; row < count; ++row)
-      merge(part.sums + row * head_dim, part.maxima[row], part.totals[row], head_dim, sums + row * head_dim,
+      merge(part.sums + row * value_dim, part.maxima[row], part.totals[row], value_dim, sums + row * value_dim,
             maxima[row], totals[row]);
   }
 };
@@ -201,7 +203,7 @@ inline void cap(const Attention& op, int64_t count, int64_t num_keys, float* sco
 
 /// One step of the online softmax: replaces the scores of up to 16 queries by weights, 2 ** (score * scale - maximum),
 /// and scales what was gathered so far to the new maxima.
-inline void soften(const float* scores, int64_t count, float scale, int64_t head_dim, float* sums, float* maxima,
+inline void soften(const float* scores, int64_t count, float scale, int64_t value_dim, float* sums, float* maxima,
                    float* totals, Element* weights) {
   alignas(64) float highest[16], kept[16], shifts[16];
   for (int64_t row = 0; row < 16; ++row) {
@@ -222,7 +224,7 @@ inline void soften(const float* scores, int64_t count, float scale, int64_t head
   store(shifts, replace_below(now, splat(NOTHING_SEEN), splat(0.0f)));
   if (differ(before, now))
     for (int64_t row = 0; row < count; ++row)
-      for (int64_t i = row * head_dim; i < (row + 1) * head_dim; i += 16)
+      for (int64_t i = row * value_dim; i < (row + 1) * value_dim; i += 16)
         store(sums + i, load(sums + i) * splat(kept[row]));
 
   Floats added[16];
@@ -253,10 +255,10 @@ class Attending {
   /// Gather the keys of the part that begins at `part`. `find(key)` gives the panels of the keys from `key` on.
   template <class Find>
   void gather_part(int64_t part, Find find, Gathered& gathered) {
-    const int64_t head_dim = op_.cache.head_dim, count = queries_.count;
+    const int64_t head_dim = op_.cache.head_dim, value_dim = op_.cache.value_dim, count = queries_.count;
     const int64_t first = std::max(part, queries_.begin / KEYS_AT_ONCE * KEYS_AT_ONCE);
     const int64_t end = std::min(part + KEYS_OF_PART, queries_.end_of_last());
-    gathered.clear(count, head_dim);
+    gathered.clear(count, value_dim);
     for (int64_t key = first; key < end; key += KEYS_AT_ONCE) {
       const Panels panels = find(key);
       const int64_t num_keys = std::min(round_up(end - key, PANEL), KEYS_AT_ONCE);
@@ -266,13 +268,13 @@ class Attending {
       const bool all_seen = key + KEYS_AT_ONCE <= queries_.end && key >= last_begin();
       if (!all_seen) hide(queries_, key, scores_);
       for (int64_t row = 0; row < count; row += 16)
-        soften(scores_ + row * KEYS_AT_ONCE, std::min<int64_t>(count - row, 16), scale_of_scores(op_), head_dim,
-               gathered.sums + row * head_dim, gathered.maxima + row, gathered.totals + row,
+        soften(scores_ + row * KEYS_AT_ONCE, std::min<int64_t>(count - row, 16), scale_of_scores(op_), value_dim,
+               gathered.sums + row * value_dim, gathered.maxima + row, gathered.totals + row,
                weights_ + row * KEYS_AT_ONCE);
       const Left weighing(instruction_, weights_, KEYS_AT_ONCE, count, KEYS_AT_ONCE, wide_weights_);
-      for (int64_t i = 0; i < head_dim; i += PANEL)
+      for (int64_t i = 0; i < value_dim; i += PANEL)
         weighing.template multiply<true>(panels.values + panels.values_stride * i / PANEL, num_keys / PANEL,
-                                         gathered.sums + i, head_dim);
+                                         gathered.sums + i, value_dim);
     }
   }
 

@@ -26,8 +26,8 @@ inline int64_t most_parts(const Attention& op, const Batch& batch) {
   return most;
 }
 
-/// Floats of one head's result of a part: head_dim weighted values, then the maximum and the sum of weights.
-inline int64_t part_size(const Attention& op) { return op.cache.head_dim + 16; }
+/// Floats of one head's result of a part: its weighted values, then the maximum and the sum of weights.
+inline int64_t part_size(const Attention& op) { return op.cache.value_dim + 16; }
 
 /// Floats that the operation needs for all results of its parts.
 inline int64_t count_part_floats(const Attention& op, const Batch& batch) {
@@ -52,9 +52,10 @@ inline void run_decode(const Attention& op, const Run& step) {
   const Batch& batch = step.batch;
   const int64_t most = most_parts(op, batch), num_kv_heads = op.cache.num_kv_heads, num_rows = batch.num_decodes;
   const int64_t size = part_size(op), of_head = most * size, head_dim = op.cache.head_dim;
+  const int64_t value_dim = op.cache.value_dim;
   const int64_t tiles = ceil_div(queries_per_key(op), QUERIES_AT_ONCE);
   const auto out = [&](int64_t row, int64_t head) {
-    return step.at(op.out) + row * step.stride(op.out) + head * head_dim;
+    return step.at(op.out) + row * step.stride(op.out) + head * value_dim;
   };
   share(num_rows * num_kv_heads * tiles * most, [&](int64_t item) {
     const int64_t tile = item % tiles, kv_head = item / tiles % num_kv_heads;
@@ -73,15 +74,15 @@ inline void run_decode(const Attention& op, const Run& step) {
     gather_part(op, step, heads, blocks_of(batch, batch.decode_rows[row]), kv_head,
                 (context.first_part + part) * KEYS_OF_PART, gathered);
     for (int64_t i = 0; i < count; ++i) {
-      const float* sums = gathered.sums + i * head_dim;
+      const float* sums = gathered.sums + i * value_dim;
       if (context.num_parts == 1) {
         finish(op, first + i, sums, gathered.maxima[i], gathered.totals[i], out(row, first + i));
         continue;
       }
       float* result = step.parts + (row * op.num_heads + first + i) * of_head + part * size;
-      std::copy_n(sums, head_dim, result);
-      result[head_dim] = gathered.maxima[i];
-      result[head_dim + 1] = gathered.totals[i];
+      std::copy_n(sums, value_dim, result);
+      result[value_dim] = gathered.maxima[i];
+      result[value_dim + 1] = gathered.totals[i];
     }
   });
   if (most == 1) return;
@@ -90,10 +91,10 @@ inline void run_decode(const Attention& op, const Run& step) {
     const int64_t num_parts = Context(op, batch.decode_lens[row]).num_parts;
     if (num_parts == 1) return;
     float* sums = step.parts + item * of_head;
-    float &maximum = sums[head_dim], &total = sums[head_dim + 1];
+    float &maximum = sums[value_dim], &total = sums[value_dim + 1];
     for (int64_t i = 1; i < num_parts; ++i) {
       const float* part = sums + i * size;
-      merge(part, part[head_dim], part[head_dim + 1], head_dim, sums, maximum, total);
+      merge(part, part[value_dim], part[value_dim + 1], value_dim, sums, maximum, total);
     }
     finish(op, head, sums, maximum, total, out(row, head));
   });

@@ -171,6 +171,31 @@ inline void run(const Linear& op, const Run& step) {
          });
 }
 
+inline void run(const HeadLinear& op, const Run& step) {
+  const int64_t num_rows = step.batch.num_tokens, num_panels = ceil_div(op.num_outputs, PANEL);
+  const int64_t stride = step.stride(op.x), out_stride = step.stride(op.out);
+  const Instruction instruction = instruction_for(step.instructions(), num_rows);
+  const int64_t block = most_rows(instruction, op.weight), num_blocks = ceil_div(num_rows, block);
+  // See multiply.
+  const int64_t of_thread = ceil_div(op.num_heads * num_panels, omp_get_num_threads());
+  const int64_t group = std::min(num_rows <= ROWS_AT_ONCE ? of_thread : panels_of_group(op.weight), num_panels);
+  const int64_t num_groups = ceil_div(num_panels, group);
+  share(op.num_heads * num_groups * num_blocks, [&](int64_t item) {
+    const int64_t start = item % num_blocks * block, count = std::min(block, num_rows - start);
+    const int64_t first = item / num_blocks % num_groups * group, head = item / num_blocks / num_groups;
+    const int64_t begin = head * num_panels, end = begin + std::min(first + group, num_panels);
+    const Element* const x = step.at(op.x) + start * stride + head * op.x_stride;
+    Element* const out = step.at(op.out) + start * out_stride + head * op.out_stride;
+    const MatrixProduct product(instruction, x, stride, count, op.weight);
+    multiply_panels(product, count, begin + first, end, [&](int64_t row, int64_t panel, const float* sums) {
+      for (int64_t tile = 0; tile < 2; ++tile) {
+        const int64_t column = (panel - begin) * PANEL + 16 * tile;
+        store(out + row * out_stride + column, load(sums + 16 * tile), op.num_outputs - column);
+      }
+    });
+  });
+}
+
 inline void run(const GatedLinear& op, const Run& step) {
   const Deltas deltas(op.delta, step);
   Element* const out = step.at(op.out);

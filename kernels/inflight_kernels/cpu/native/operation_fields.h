@@ -20,6 +20,7 @@ enum class Kind : int64_t {
   ADD_DELTA,
   LINEAR,
   GATED_LINEAR,
+  HEAD_LINEAR,
   EXPERTS,
   ACTIVATE,
   ACTIVATE_AND_MUL,
@@ -31,6 +32,7 @@ enum class Kind : int64_t {
   NORM_OF_SUM,
   LAYER_NORM,
   ROPE_AND_KV_WRITE,
+  ROPE_AND_LATENT_WRITE,
   DECODE_ATTENTION,
   PREFILL_ATTENTION,
   CAUSAL_CONV,
@@ -129,15 +131,18 @@ struct Matrix {
   int64_t num_groups, group_size;
 };
 
-/// One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim). Fp8 holds keys / key_scale and
-/// values / value_scale, divided when they have been rounded to elements, clamped to +-448 and rounded to nearest, ties
-/// to even. It is read without another rounding: elements have every number of fp8, and the scales multiply scores and
-/// the result of attention, in float32. No number stays none. Each head of a token in INT8 has a scale of its own
-/// (native/quantize.h), and what is read is rounded to elements.
+/// One layer's KV cache: two tensors (blocks, block_size, num_kv_heads, head_dim), or one of keys whose first elements
+/// are the values, so that `values` is where the keys are. Fp8 holds keys / key_scale and values / value_scale, divided
+/// when they have been rounded to elements, clamped to +-448 and rounded to nearest, ties to even. It is read without
+/// another rounding: elements have every number of fp8, and the scales multiply scores and the result of attention, in
+/// float32. No number stays none. Each head of a token in INT8 has a scale of its own (native/quantize.h), and what is
+/// read is rounded to elements.
 struct Cache {
   void *keys, *values;
   CacheFormat format;
   int64_t block_size, num_kv_heads, head_dim;
+  /// Elements of a value: head_dim, or fewer where they are those of the keys.
+  int64_t value_dim;
   /// Of fp8; else 1.
   float key_scale, value_scale;
   /// (blocks, block_size, num_kv_heads), of INT8; else null.
@@ -232,6 +237,20 @@ struct GatedLinear {
   int64_t num_outputs;
   int64_t num_deltas;
   Activation activation;
+};
+
+/// out = x @ weight.T of each head by itself: its columns of x, and a matrix of its own.
+struct HeadLinear {
+  Kind kind;
+  /// Columns of the first head.
+  Value x, out;
+  /// Those of all heads, one after the other.
+  Matrix weight;
+  int64_t num_heads;
+  /// Of a head.
+  int64_t num_outputs;
+  /// Columns from one head to the next one.
+  int64_t x_stride, out_stride;
 };
 
 /// out = the weighted sum of what the chosen experts of each token compute of x: down (f(gate) * up). moe/routing.py
@@ -346,6 +365,24 @@ struct RopeAndKvWrite {
   int64_t adjacent_pairs;
   /// (head_dim), or null for both.
   NormWeight query_norm, key_norm;
+  float norm_eps;
+};
+
+/// out = the rotated part of each head's query. Normalises a token's latent, rotates the key behind it, both in place,
+/// and writes them, a key whose first elements are the value, to the cache.
+struct RopeAndLatentWrite {
+  Kind kind;
+  Value queries, latent, out;
+  int64_t num_heads;
+  /// Columns from one head to the next one.
+  int64_t query_stride, out_stride;
+  Cache cache;
+  /// (positions, elements that are rotated): cosines, then sines.
+  const float* cos_sin;
+  /// As of RopeAndKvWrite.
+  int64_t adjacent_pairs;
+  /// Of the latent, as many as a value has elements.
+  NormWeight norm;
   float norm_eps;
 };
 
@@ -535,6 +572,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Cache, block_size),
     offsetof(Cache, num_kv_heads),
     offsetof(Cache, head_dim),
+    offsetof(Cache, value_dim),
     offsetof(Cache, key_scale),
     offsetof(Cache, value_scale),
     offsetof(Cache, key_scales),
@@ -596,6 +634,15 @@ constexpr int64_t LAYOUT[] = {
     offsetof(GatedLinear, num_outputs),
     offsetof(GatedLinear, num_deltas),
     offsetof(GatedLinear, activation),
+    sizeof(HeadLinear),
+    offsetof(HeadLinear, kind),
+    offsetof(HeadLinear, x),
+    offsetof(HeadLinear, out),
+    offsetof(HeadLinear, weight),
+    offsetof(HeadLinear, num_heads),
+    offsetof(HeadLinear, num_outputs),
+    offsetof(HeadLinear, x_stride),
+    offsetof(HeadLinear, out_stride),
     sizeof(Experts),
     offsetof(Experts, kind),
     offsetof(Experts, x),
@@ -680,6 +727,19 @@ constexpr int64_t LAYOUT[] = {
     offsetof(RopeAndKvWrite, query_norm),
     offsetof(RopeAndKvWrite, key_norm),
     offsetof(RopeAndKvWrite, norm_eps),
+    sizeof(RopeAndLatentWrite),
+    offsetof(RopeAndLatentWrite, kind),
+    offsetof(RopeAndLatentWrite, queries),
+    offsetof(RopeAndLatentWrite, latent),
+    offsetof(RopeAndLatentWrite, out),
+    offsetof(RopeAndLatentWrite, num_heads),
+    offsetof(RopeAndLatentWrite, query_stride),
+    offsetof(RopeAndLatentWrite, out_stride),
+    offsetof(RopeAndLatentWrite, cache),
+    offsetof(RopeAndLatentWrite, cos_sin),
+    offsetof(RopeAndLatentWrite, adjacent_pairs),
+    offsetof(RopeAndLatentWrite, norm),
+    offsetof(RopeAndLatentWrite, norm_eps),
     sizeof(Attention),
     offsetof(Attention, kind),
     offsetof(Attention, queries),

@@ -247,6 +247,10 @@ inline void rotate_halves(const float* cos_sin, int64_t rotary_dim, Element* x) 
   }
 }
 
+inline void rotate_head(bool adjacent_pairs, const float* cos_sin, int64_t rotary_dim, Element* head) {
+  adjacent_pairs ? rotate_adjacent(cos_sin, rotary_dim, head) : rotate_halves(cos_sin, rotary_dim, head);
+}
+
 /// Write the keys or the values of a token, those of all heads, to their slot.
 inline void write_heads(const Cache& cache, int64_t slot, const Element* heads, void* stored, float scale,
                         float* scales) {
@@ -269,9 +273,7 @@ inline void run(const RopeAndKvWrite& op, const Run& step) {
   share(step.batch.num_tokens, [&](int64_t token) {
     const auto row_of = [&](const Value& value) { return step.at(value) + token * step.stride(value); };
     const float* cos_sin = op.cos_sin + step.batch.positions[token] * op.rotary_dim;
-    const auto rotate = [&](Element* head) {
-      op.adjacent_pairs ? rotate_adjacent(cos_sin, op.rotary_dim, head) : rotate_halves(cos_sin, op.rotary_dim, head);
-    };
+    const auto rotate = [&](Element* head) { rotate_head(op.adjacent_pairs, cos_sin, op.rotary_dim, head); };
     Element* query = row_of(op.queries);
     for (int64_t head = 0; head < op.num_heads; ++head, query += head_dim) {
       if (has_norms) rms_norm(query, op.query_norm, head_dim, op.norm_eps, query);
@@ -286,6 +288,25 @@ inline void run(const RopeAndKvWrite& op, const Run& step) {
     }
     write_heads(op.cache, slot, keys, op.cache.keys, op.cache.key_scale, op.cache.key_scales);
     write_heads(op.cache, slot, row_of(op.values), op.cache.values, op.cache.value_scale, op.cache.value_scales);
+  });
+}
+
+inline void run(const RopeAndLatentWrite& op, const Run& step) {
+  const int64_t size = op.cache.value_dim, rotary_dim = op.cache.head_dim - size;
+  share(step.batch.num_tokens, [&](int64_t token) {
+    const auto row_of = [&](const Value& value) { return step.at(value) + token * step.stride(value); };
+    const float* cos_sin = op.cos_sin + step.batch.positions[token] * rotary_dim;
+    for (int64_t head = 0; head < op.num_heads; ++head) {
+      Element* const query = row_of(op.out) + head * op.out_stride;
+      std::copy_n(row_of(op.queries) + head * op.query_stride, rotary_dim, query);
+      rotate_head(op.adjacent_pairs, cos_sin, rotary_dim, query);
+    }
+    const int64_t slot = step.batch.slots[token];
+    if (slot < 0) return;
+    Element* const latent = row_of(op.latent);
+    rms_norm(latent, op.norm, size, op.norm_eps, latent);
+    rotate_head(op.adjacent_pairs, cos_sin, rotary_dim, latent + size);
+    write_heads(op.cache, slot, latent, op.cache.keys, op.cache.key_scale, op.cache.key_scales);
   });
 }
 

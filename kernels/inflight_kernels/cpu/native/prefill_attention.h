@@ -13,7 +13,7 @@ struct Chunk {
   /// The chunk's queries, and the keys that any of them sees; `first_key` is a multiple of 128.
   int64_t first_token, num_tokens, first_key, num_keys;
   const int32_t* blocks;
-  /// Places in the workspace, of the first head; each head has `padded_keys * head_dim` elements of both.
+  /// Places in the workspace, of the first head; each head has `padded_keys` keys, and as many values.
   int64_t keys, values;
 
   int64_t padded_keys() const { return round_up(num_keys, PANEL); }
@@ -31,10 +31,10 @@ inline Chunk find_chunk(const Attention& op, const Batch& batch, int64_t row, in
   chunk.first_key = first_key(op, num_keys - chunk.num_tokens + 1) / KEYS_AT_ONCE * KEYS_AT_ONCE;
   chunk.num_keys = num_keys - chunk.first_key;
   chunk.blocks = blocks_of(batch, batch.prefill_rows[row]);
-  const int64_t elements = chunk.padded_keys() * op.cache.num_kv_heads * op.cache.head_dim;
+  const int64_t count = chunk.padded_keys() * op.cache.num_kv_heads;
   chunk.keys = used;
-  chunk.values = used + elements;
-  used += 2 * elements;
+  chunk.values = used + count * op.cache.head_dim;
+  used += count * (op.cache.head_dim + op.cache.value_dim);
   return chunk;
 }
 
@@ -52,9 +52,10 @@ inline int64_t count_packed(const Attention& op, const Batch& batch, const Progr
 
 /// Attention of 32 queries of one head, from `start` of the chunk on.
 inline void attend_queries(const Attention& op, const Run& step, const Chunk& chunk, int64_t head, int64_t start) {
-  const int64_t head_dim = op.cache.head_dim, padded = chunk.padded_keys(), kv_head = head / queries_per_key(op);
+  const int64_t head_dim = op.cache.head_dim, value_dim = op.cache.value_dim;
+  const int64_t padded = chunk.padded_keys(), kv_head = head / queries_per_key(op);
   const Element* keys = step.packed + chunk.keys + kv_head * padded * head_dim;
-  const Element* values = step.packed + chunk.values + kv_head * padded * head_dim;
+  const Element* values = step.packed + chunk.values + kv_head * padded * value_dim;
   const auto find = [&](int64_t key) {
     const int64_t place = key - chunk.first_key;
     return Panels{keys + place * head_dim, values + panel_elements(place), panel_elements(padded)};
@@ -69,11 +70,11 @@ inline void attend_queries(const Attention& op, const Run& step, const Chunk& ch
   attending.gather_part(first_part, find, gathered);
   for (int64_t part = first_part + KEYS_OF_PART; part < queries.end_of_last(); part += KEYS_OF_PART) {
     attending.gather_part(part, find, added);
-    gathered.add(added, count, head_dim);
+    gathered.add(added, count, value_dim);
   }
   for (int64_t query = 0; query < count; ++query)
-    finish(op, head, gathered.sums + query * head_dim, gathered.maxima[query], gathered.totals[query],
-           step.at(op.out) + (row + query) * step.stride(op.out) + head * head_dim);
+    finish(op, head, gathered.sums + query * value_dim, gathered.maxima[query], gathered.totals[query],
+           step.at(op.out) + (row + query) * step.stride(op.out) + head * value_dim);
 }
 
 /// Chunks of prefills `first` to `end`, for whose keys and values the workspace has room.
@@ -83,10 +84,10 @@ inline void attend_chunks(const Attention& op, const Run& step, int64_t first, i
     const Chunk chunk = find_chunk(op, step.batch, row, used);
     share_and_go_on(ceil_div(chunk.num_keys, PANEL) * op.cache.num_kv_heads, [&](int64_t item) {
       const int64_t kv_head = item % op.cache.num_kv_heads, start = item / op.cache.num_kv_heads * PANEL;
-      const int64_t head_dim = op.cache.head_dim, of_head = kv_head * chunk.padded_keys() * head_dim;
+      const int64_t head_dim = op.cache.head_dim, before = kv_head * chunk.padded_keys();
       pack_keys_and_values(op, chunk.blocks, kv_head, chunk.first_key + start, chunk.end(),
-                           step.packed + chunk.keys + of_head + start * head_dim,
-                           step.packed + chunk.values + of_head + panel_elements(start),
+                           step.packed + chunk.keys + (before + start) * head_dim,
+                           step.packed + chunk.values + before * op.cache.value_dim + panel_elements(start),
                            panel_elements(chunk.padded_keys()));
     });
   }

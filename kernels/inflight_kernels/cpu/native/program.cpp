@@ -41,6 +41,8 @@ void run(const Kind* operation, const Run& step) {
       return run(as<Linear>(operation), step);
     case Kind::GATED_LINEAR:
       return run(as<GatedLinear>(operation), step);
+    case Kind::HEAD_LINEAR:
+      return run(as<HeadLinear>(operation), step);
     case Kind::EXPERTS:
       return run(as<Experts>(operation), step);
     case Kind::ACTIVATE:
@@ -63,6 +65,8 @@ void run(const Kind* operation, const Run& step) {
       return run(as<LayerNorm>(operation), step);
     case Kind::ROPE_AND_KV_WRITE:
       return run(as<RopeAndKvWrite>(operation), step);
+    case Kind::ROPE_AND_LATENT_WRITE:
+      return run(as<RopeAndLatentWrite>(operation), step);
     case Kind::DECODE_ATTENTION:
       if (step.batch.num_decodes) run_decode(as<Attention>(operation), step);
       return;
