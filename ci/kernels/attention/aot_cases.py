@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,18 @@ def _scale(cache: Tensor) -> float | Tensor:
     return of(torch.float32, *cache.shape[:3]) if cache.dtype == torch.int8 else 1.0
 
 
+def _values(cache: Tensor, value_dim: int) -> Tensor:
+    """Another cache like it, or the first elements of its keys."""
+    return cache[..., :value_dim] if value_dim else cache
+
+
+def _latents(
+    attend: Callable[..., None], rows: int, num_heads: int, block_size: int, **options: Any
+) -> Callable[[], None]:
+    """Of DeepSeek's size."""
+    return partial(attend, rows, num_heads, 1, 576, block_size, value_dim=512, **options)
+
+
 def _decode(
     batch: int,
     num_q_heads: int,
@@ -37,6 +50,7 @@ def _decode(
     deterministic: bool = False,
     soft_cap: float = 0.0,
     has_sinks: bool = False,
+    value_dim: int = 0,
     config: Mapping[str, int] | None = None,
 ) -> None:
     cache = of(dtype, 1024, block_size, num_kv_heads, head_dim)
@@ -45,7 +59,7 @@ def _decode(
     lengths = of(torch.int32, batch)
     rows, scale = of(torch.int64, batch), _scale(cache)
     gpu.decode_attention(
-        q, cache, cache, table, lengths, 0.1, window,
+        q, cache, _values(cache, value_dim), table, lengths, 0.1, window,
         table_rows=rows, k_scale=scale, v_scale=scale, deterministic=deterministic, soft_cap=soft_cap,
         sinks=of(torch.float32, num_q_heads) if has_sinks else None, config=config,
     )  # fmt: skip
@@ -63,16 +77,18 @@ def _prefill(
     deterministic: bool = False,
     soft_cap: float = 0.0,
     has_sinks: bool = False,
+    value_dim: int = 0,
     config: Mapping[str, int] | None = None,
 ) -> None:
     cache = of(dtype, 1024, block_size, num_kv_heads, head_dim)
     table = of(torch.int32, 4, 8192 // block_size)
     q = of(_beside(dtype), 4 * max_query_len, num_q_heads, head_dim)
     starts, lengths, rows = of(torch.int32, 5), of(torch.int32, 4), of(torch.int64, 4)
+    scale = _scale(cache)
     gpu.prefill_attention(
         q,
         cache,
-        cache,
+        _values(cache, value_dim),
         table,
         starts,
         lengths,
@@ -80,8 +96,8 @@ def _prefill(
         0.1,
         window,
         table_rows=rows,
-        k_scale=_scale(cache),
-        v_scale=_scale(cache),
+        k_scale=scale,
+        v_scale=scale,
         deterministic=deterministic,
         soft_cap=soft_cap,
         sinks=of(torch.float32, num_q_heads) if has_sinks else None,
@@ -124,6 +140,20 @@ CASES: dict[str, Callable[[], None]] = {
     "prefill 16/8 d256 block64 window cap": partial(_prefill, 2048, 16, 8, 256, 64, window=4096, soft_cap=50.0),
     "prefill 64/8 d64 block64 window sinks": partial(_prefill, 2048, 64, 8, 64, 64, window=128, has_sinks=True),
     "prefill short 32/8 d128 block64": partial(_prefill, 8, 32, 8, 128, 64),
+    # DeepSeek-V3 and V2-Lite, GLM-4.7-Flash.
+    "decode b32 128/1 d576:512 block64": _latents(_decode, 32, 128, 64),
+    "decode b1 128/1 d576:512 block16": _latents(_decode, 1, 128, 16),
+    "decode b32 16/1 d576:512 block64": _latents(_decode, 32, 16, 64),
+    "decode b1 20/1 d576:512 block64": _latents(_decode, 1, 20, 64),
+    "decode b32 16/1 d576:512 block64 fp32": _latents(_decode, 32, 16, 64, dtype=torch.float32),
+    "decode b32 128/1 d576:512 block64 fp8": _latents(_decode, 32, 128, 64, dtype=FP8),
+    "decode b32 128/1 d576:512 block64 int8": _latents(_decode, 32, 128, 64, dtype=torch.int8),
+    "decode b32 128/1 d576:512 block64 deterministic": _latents(_decode, 32, 128, 64, deterministic=True),
+    "prefill 128/1 d576:512 block64": _latents(_prefill, 2048, 128, 64),
+    "prefill 16/1 d576:512 block16": _latents(_prefill, 2048, 16, 16),
+    "prefill 20/1 d576:512 block64 fp32": _latents(_prefill, 2048, 20, 64, dtype=torch.float32),
+    "prefill 128/1 d576:512 block64 fp8": _latents(_prefill, 2048, 128, 64, dtype=FP8),
+    "prefill 128/1 d576:512 block64 int8": _latents(_prefill, 2048, 128, 64, dtype=torch.int8),
     **{f"decode b32 {show(config)}": partial(_decode, 32, 32, 8, 128, 64, config=config) for config in DECODE},
     **{f"prefill {show(config)}": partial(_prefill, 2048, 32, 8, 128, 64, config=config) for config in PREFILL},
     "decode b32 fp8 " + show(DECODE[2]): partial(_decode, 32, 32, 8, 128, 64, dtype=FP8, config=DECODE[2]),

@@ -125,6 +125,54 @@ def test_kernel_equals_softmax(
     assert not out[RAGGED.index(0)].any()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_q_heads", "value_dim", "head_dim", "block_size", "schedule", "kv_dtype"),
+    [
+        (5, 48, 64, 16, "split", None),
+        # More than programs take at once, of either type.
+        (66, 32, 40, 64, "persistent", None),
+        (3, 64, 96, 16, "deterministic", None),
+        *((6, 32, 48, 8, "persistent, small tiles", kv_dtype) for kv_dtype in QUANTIZED_DTYPES),
+    ],
+)
+def test_values_may_be_the_first_elements_of_keys(
+    num_q_heads: int,
+    value_dim: int,
+    head_dim: int,
+    block_size: int,
+    schedule: str,
+    kv_dtype: torch.dtype | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> None:
+    lengths = [1, 0, 70]
+    wide, _, table = random_cache(lengths, block_size, 1, head_dim, torch.float32 if kv_dtype else dtype)
+    rows, scale, read = stored_as(kv_dtype, wide, 0.5, dtype) if kv_dtype else (wide, 1.0, wide)
+    q = torch.randn(len(lengths), num_q_heads, head_dim).to(dtype)
+    cache, scale = rows.to(device), scale.to(device) if isinstance(scale, Tensor) else scale
+    way: dict[str, Any] = {"config": SCHEDULES[schedule], "num_programs": 11} if schedule in SCHEDULES else {}
+    actual = gpu.decode_attention(
+        q.to(device),
+        cache,
+        cache[..., :value_dim],
+        table.to(device),
+        _int32(lengths, device),
+        0.2,
+        k_scale=scale,
+        v_scale=scale,
+        deterministic=not way,
+        **way,
+    )
+    expected = _expected(q, read, read, table, lengths, 0.2, 0)[..., :value_dim]
+    assert_near(actual, expected, ATTENTION_TOLERANCE[dtype])
+    if kv_dtype is None:
+        found = reference.decode_attention(
+            q, without_poison(rows), without_poison(rows)[..., :value_dim], table, _int32(lengths), 0.2
+        )
+        assert_near(found, expected, ATTENTION_TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("kv_dtype", QUANTIZED_DTYPES, ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -397,6 +445,16 @@ def test_launcher_refuses_with_words(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu.decode_attention(q, k_cache, v_cache, table, lengths, 1.0, k_scale=0.0)
     with pytest.raises(ValueError, match="soft_cap must be 0"):
         gpu.decode_attention(q, k_cache, v_cache, table, lengths, 1.0, soft_cap=-1.0)
+    one_head = k_cache[:, :, :1].contiguous()
+    for keys, values in (
+        (k_cache, k_cache[..., :16]),
+        (one_head, one_head[..., 16:]),
+        (one_head, one_head[..., :16].clone()),
+    ):
+        with pytest.raises(ValueError, match="must be the first elements of these, of one KV head"):
+            gpu.decode_attention(q, keys, values, table, lengths, 1.0)
+    with pytest.raises(ValueError, match="k_scale and v_scale of values that are part of the keys must be the same"):
+        gpu.decode_attention(q, one_head, one_head[..., :16], table, lengths, 1.0, k_scale=2.0)
     with pytest.raises(ValueError, match=r"sinks must have shape \(3,\), got \(4,\)"):
         gpu.decode_attention(q, k_cache, v_cache, table, lengths, 1.0, sinks=torch.zeros(4))
     if not torch.cuda.is_available():

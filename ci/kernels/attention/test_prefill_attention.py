@@ -106,6 +106,48 @@ def test_kernel_equals_softmax(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_q_heads", "value_dim", "head_dim", "block_size", "kv_dtype"),
+    [(5, 48, 64, 16, None), (66, 32, 40, 64, None), *((16, 64, 96, 8, kv_dtype) for kv_dtype in QUANTIZED_DTYPES)],
+)
+def test_values_may_be_the_first_elements_of_keys(
+    num_q_heads: int,
+    value_dim: int,
+    head_dim: int,
+    block_size: int,
+    kv_dtype: torch.dtype | None,
+    dtype: torch.dtype,
+    deterministic: bool,
+    device: torch.device,
+) -> None:
+    chunks = [(20, 20), (5, 40), (1, 35)]
+    lengths = [seq_len for _, seq_len in chunks]
+    wide, _, table = random_cache(lengths, block_size, 1, head_dim, torch.float32 if kv_dtype else dtype)
+    rows, scale, read = stored_as(kv_dtype, wide, 0.5, dtype) if kv_dtype else (wide, 1.0, wide)
+    starts = _starts(chunks)
+    q = torch.randn(int(starts[-1]), num_q_heads, head_dim).to(dtype)
+    cache, scale = rows.to(device), scale.to(device) if isinstance(scale, Tensor) else scale
+    of_all = (starts, torch.tensor(lengths, dtype=torch.int32), 20, 0.2)
+    actual = gpu.prefill_attention(
+        q.to(device),
+        cache,
+        cache[..., :value_dim],
+        table.to(device),
+        *(x.to(device) if isinstance(x, Tensor) else x for x in of_all),
+        k_scale=scale,
+        v_scale=scale,
+        deterministic=deterministic,
+    )
+    expected = _expected(q, read, read, table, chunks, 0.2, 0)[..., :value_dim]
+    assert_near(actual, expected, ATTENTION_TOLERANCE[dtype])
+    if kv_dtype is None:
+        clean = without_poison(rows)
+        found = reference.prefill_attention(q, clean, clean[..., :value_dim], table, *of_all)
+        assert_near(found, expected, ATTENTION_TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [0, 33])
 def test_kernel_caps_scores_and_has_sinks(
     window: int, dtype: torch.dtype, deterministic: bool, device: torch.device

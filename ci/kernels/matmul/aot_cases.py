@@ -12,6 +12,7 @@ from inflight_kernels import Activation, BlockScaledWeight, Int4Weight
 from inflight_kernels.matmul import gpu
 from inflight_kernels.matmul.gpu.block_scaled_linear import CANDIDATES as BLOCK_CANDIDATES
 from inflight_kernels.matmul.gpu.gated_linear import CANDIDATES as GATED_CANDIDATES
+from inflight_kernels.matmul.gpu.head_linear import CANDIDATES as HEAD_CANDIDATES
 from inflight_kernels.matmul.gpu.int4_linear import CANDIDATES as INT4_CANDIDATES
 from inflight_kernels.matmul.gpu.linear import CANDIDATES
 from inflight_kernels.matmul.gpu.scaled_linear import CANDIDATES as SCALED_CANDIDATES
@@ -90,7 +91,20 @@ def _gated(
     gpu.gated_linear(x, weight, None, deterministic, activation, config)
 
 
+def _heads(
+    dtype: torch.dtype, num_tokens: int, num_outputs: int, num_inputs: int, config: Mapping[str, int] | None = None
+) -> None:
+    """Queries of DeepSeek-V3's heads, or values."""
+    x, weight = of(dtype, num_tokens, 128, num_inputs + 64)[..., :num_inputs], of(dtype, 128, num_outputs, num_inputs)
+    gpu.head_linear(x, weight, of(dtype, num_tokens, 128, num_outputs + 64)[..., :num_outputs], config=config)
+
+
 CASES = {
+    "head_linear bf16 t1 128 to 512": partial(_heads, BF16, 1, 512, 128),
+    "head_linear bf16 t2048 128 to 512": partial(_heads, BF16, 2048, 512, 128),
+    "head_linear bf16 t64 512 to 128": partial(_heads, BF16, 64, 128, 512),
+    "head_linear fp32 t64 128 to 512": partial(_heads, FP32, 64, 512, 128),
+    **{f"head_linear bf16 {show(c)}": partial(_heads, BF16, c["BLOCK_M"], 512, 128, c) for c in HEAD_CANDIDATES},
     **{f"gated_linear bf16 {show(c)}": partial(_gated, BF16, c["BLOCK_M"], c) for c in GATED_CANDIDATES},
     **{
         f"gated_linear bf16 {each.value}": partial(_gated, BF16, 16, GATED_CANDIDATES[1], activation=each)

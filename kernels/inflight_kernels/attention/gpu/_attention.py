@@ -17,6 +17,11 @@ probabilities, at most 1, lose less precision in float16 than in bfloat16.
 An int8 cache has a scale for each slot and head. A key or value is multiplied by its own and rounded to q's dtype
 before the product.
 
+Values may be the first elements of the keys (LATENT: one key head of DeepSeek's latents). Then a tile of them is read
+once, for both products, and what keys have behind them (the tail) is multiplied by itself. All query heads share the
+key head; programs have at most MOST_HEADS of them each, as if that many shared one of several key heads that lie at the
+same place.
+
 With a soft cap the products become their tanh before they are masked, and the cap is the scale of what follows. A sink
 is no key: it is added to a row's sum of weights where the row is written, which one program does.
 """
@@ -25,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 import triton
@@ -40,6 +46,7 @@ from inflight_kernels.common.checks import (
     check_unit_stride,
     check_vector,
     compute_capability,
+    next_power_of_2,
 )
 
 LOG2_E = math.log2(math.e)
@@ -63,21 +70,38 @@ def sum_with_sinks(m_i, l_i, sinks_ptr, heads, mask):
 
 
 @triton.jit
+def load_queries(
+    q_ptrs, mask_rows, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_TAIL: tl.constexpr
+):
+    """Queries whose first elements are at `q_ptrs` (rows, 1), and what they have behind the size of a value."""
+    offs_d = tl.arange(0, BLOCK_D)
+    q = tl.load(q_ptrs + offs_d[None, :], mask=mask_rows[:, None] & (offs_d < VALUE_DIM)[None, :], other=0.0)
+    q_tail = None
+    if BLOCK_TAIL > 0:
+        offs_tail = tl.arange(0, BLOCK_TAIL)
+        mask = mask_rows[:, None] & (offs_tail < HEAD_DIM - VALUE_DIM)[None, :]
+        q_tail = tl.load(q_ptrs + (VALUE_DIM + offs_tail)[None, :], mask=mask, other=0.0)
+    return q, q_tail
+
+
+@triton.jit
 def attend_tiles(
-    acc, m_i, l_i, q, query_positions, seq_len, tile_begin, tile_end, k_head_ptr, v_head_ptr, k_scales_head_ptr,
+    acc, m_i, l_i, q, q_tail, query_positions, seq_len, tile_begin, tile_end, k_head_ptr, v_head_ptr, k_scales_head_ptr,
     v_scales_head_ptr, table_row_ptr, stride_cache_block, stride_cache_offset, qk_scale, tanh_scale,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr, MASKED: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
+    MASKED: tl.constexpr, INPUT_PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     """Add key tiles [tile_begin, tile_end) to the running softmax. MASKED: some key may be hidden from some row. The
     scales lie as the heads of a contiguous cache do; None = it has none. `qk_scale`: of the products, or of their tanh
-    (tanh_scale, see `score_scales`)."""
+    (tanh_scale, see `score_scales`). BLOCK_TAIL: 0 = values are not the first elements of the keys."""
+    LATENT: tl.constexpr = BLOCK_TAIL > 0
     offs_n = tl.arange(0, BLOCK_N)
     offs_d = tl.arange(0, BLOCK_D)
-    mask_d = offs_d < HEAD_DIM
+    mask_d = offs_d < VALUE_DIM
     OF_BYTES: tl.constexpr = v_head_ptr.dtype.element_ty.primitive_bitwidth == 8
     HAS_SCALES: tl.constexpr = k_scales_head_ptr is not None
-    AS_FLOAT16: tl.constexpr = OF_BYTES and not HAS_SCALES and q.dtype.primitive_bitwidth == 16
+    AS_FLOAT16: tl.constexpr = OF_BYTES and not HAS_SCALES and not LATENT and q.dtype.primitive_bitwidth == 16
     VALUE_DTYPE: tl.constexpr = tl.float16 if AS_FLOAT16 else q.dtype
     # A tile within one block needs one entry of the table. Otherwise each key has its own; keys past the sequence's end
     # may have none: they read block 0 and are masked.
@@ -108,23 +132,37 @@ def attend_tiles(
         else:
             k_mask = mask_d[:, None]
             v_mask = mask_d[None, :]
-        k = tl.load(k_head_ptr + base + (places[None, :] + offs_d[:, None]), mask=k_mask, other=0.0)
         v = tl.load(v_head_ptr + base + (places[:, None] + offs_d[None, :]), mask=v_mask, other=0.0)
+        if LATENT:
+            offs_tail = tl.arange(0, BLOCK_TAIL)
+            tail_mask = (offs_tail < HEAD_DIM - VALUE_DIM)[:, None]
+            if MASKED:
+                tail_mask = tail_mask & mask_n[None, :]
+            tail_ptrs = k_head_ptr + VALUE_DIM + base + (places[None, :] + offs_tail[:, None])
+            k_tail = tl.load(tail_ptrs, mask=tail_mask, other=0.0)
+        else:
+            k = tl.load(k_head_ptr + base + (places[None, :] + offs_d[:, None]), mask=k_mask, other=0.0)
         if HAS_SCALES:
             scale_places = base // HEAD_DIM + places // HEAD_DIM
             k_scales = tl.load(k_scales_head_ptr + scale_places, mask=keys < seq_len, other=0.0)
-            v_scales = tl.load(v_scales_head_ptr + scale_places, mask=keys < seq_len, other=0.0)
-            k = k.to(tl.float32) * k_scales[None, :]
+            if LATENT:
+                v_scales = k_scales
+                k_tail = k_tail.to(tl.float32) * k_scales[None, :]
+            else:
+                v_scales = tl.load(v_scales_head_ptr + scale_places, mask=keys < seq_len, other=0.0)
+                k = k.to(tl.float32) * k_scales[None, :]
             v = v.to(tl.float32) * v_scales[:, None]
-        k = k.to(q.dtype)
         v = v.to(VALUE_DTYPE)
-        if OF_BYTES:
+        k = tl.trans(v) if LATENT else k.to(q.dtype)
+        if OF_BYTES and not LATENT:
             # Changes no value. Triton would load values in the layout of the product's operand, which has neighbours of
             # a column in a thread: bytes one by one. It carries no layout across a split: they are loaded along rows,
             # 16 at a time, and go through shared memory as float16.
             even, odd = tl.split(tl.reshape(v, [BLOCK_N, BLOCK_D // 2, 2]))
             v = tl.interleave(even, odd)
         products = tl.dot(q, k, input_precision=INPUT_PRECISION)
+        if LATENT:
+            products = tl.dot(q_tail, k_tail.to(q.dtype), products, input_precision=INPUT_PRECISION)
         if tanh_scale is not None:
             products = _tanh(products * tanh_scale)
         if MASKED:
@@ -148,6 +186,40 @@ def attend_tiles(
     return acc, m_i, l_i
 
 
+# Of 16 bits: a tile for Hopper's matrix unit, whose output, 512 floats a row, fills half of the registers of 8 warps.
+MOST_HEADS = 64
+MOST_HEADS_OF_FLOAT32 = 16
+
+
+class KeyHeads(NamedTuple):
+    """How a launch deals out query heads: `count` groups of `group` heads, and what lies between two groups' keys."""
+
+    count: int
+    group: int
+    stride: int
+    is_latent: bool
+    """Values are the first elements of the keys."""
+
+    @classmethod
+    def of(cls, q: Tensor, k_cache: Tensor, v_cache: Tensor) -> KeyHeads:
+        """Those of a cache, or of latents."""
+        num_q_heads, num_kv_heads = q.shape[1], k_cache.shape[2]
+        if k_cache.shape == v_cache.shape:
+            return cls(num_kv_heads, num_q_heads // num_kv_heads, k_cache.stride(2), is_latent=False)
+        most = MOST_HEADS_OF_FLOAT32 if q.element_size() == 4 else MOST_HEADS
+        group = max(size for size in range(1, most + 1) if num_q_heads % size == 0)
+        return cls(num_q_heads // group, group, 0, is_latent=True)
+
+    def size(self, head_dim: int, value_dim: int) -> str:
+        """What a table of configurations calls them by."""
+        return f"{value_dim} of {head_dim}" if self.is_latent else str(head_dim)
+
+    def tiles(self, head_dim: int, value_dim: int) -> dict[str, int]:
+        """Sizes of what a kernel holds of a key."""
+        block_tail = max(next_power_of_2(head_dim - value_dim), 16) if self.is_latent else 0
+        return {"BLOCK_D": max(next_power_of_2(value_dim), 16), "BLOCK_TAIL": block_tail}
+
+
 def launch_options(config: Mapping[str, int]) -> dict[str, int]:
     """The compiler's options of a configuration. maxnreg, registers a thread: 0 = the assembler's choice."""
     names = ("num_warps", "num_stages", "maxnreg") if config["maxnreg"] else ("num_warps", "num_stages")
@@ -166,7 +238,7 @@ def check_attention(
     sinks: Tensor | None,
 ) -> None:
     """Raise ValueError unless the shapes and dtypes of q (n, Hq, D), caches, table of `batch` sequences, `out` and
-    sinks match."""
+    sinks match, and values that are smaller than keys are their first elements."""
     check_float("q", q)
     if q.dim() != 3:
         raise ValueError(f"q must be (num_tokens, num_heads, head_dim), got {tuple(q.shape)}")
@@ -176,7 +248,9 @@ def check_attention(
         capability = compute_capability(q.device)
         if capability < 89:
             raise ValueError(f"a float8_e4m3fn KV cache needs sm_89 or later, {q.device} is sm_{capability}")
-    check_kv_cache(k_cache, v_cache, None, q.shape[2], cache_dtype)
+    if k_cache.shape != v_cache.shape:
+        check_latents(k_cache, v_cache, scales)
+    check_kv_cache(k_cache, k_cache if k_cache.shape != v_cache.shape else v_cache, None, q.shape[2], cache_dtype)
     check_slot_scales(k_cache, scales)
     if q.shape[1] % k_cache.shape[2]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k_cache.shape[2]} KV heads evenly")
@@ -187,11 +261,26 @@ def check_attention(
         check_vector("table_rows", table_rows, batch, torch.int64)
     check_unit_stride("block_table", block_table)
     if out is not None:
-        check_shape("out", out, tuple(q.shape))
+        check_shape("out", out, (*q.shape[:2], v_cache.shape[-1]))
         check_dtype("out", out, q.dtype)
         check_unit_stride("out", out)
     if sinks is not None:
         check_vector("sinks", sinks, q.shape[1], torch.float32)
+
+
+def check_latents(k_cache: Tensor, v_cache: Tensor, scales: tuple[float | Tensor, float | Tensor]) -> None:
+    """Raise ValueError unless `v_cache` is a view of the first elements of each key of the only key head."""
+    expected = k_cache[..., : v_cache.shape[-1]]
+    is_view = v_cache.shape == expected.shape and v_cache.stride() == expected.stride()
+    is_view = is_view and v_cache.storage_offset() == expected.storage_offset()
+    if not is_view or v_cache.untyped_storage()._cdata != k_cache.untyped_storage()._cdata or k_cache.shape[2] != 1:
+        raise ValueError(
+            "values that are not as large as keys must be the first elements of these, of one KV head, got caches of "
+            f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)}"
+        )
+    k_scale, v_scale = scales
+    if k_scale is not v_scale and (isinstance(k_scale, Tensor) or k_scale != v_scale):
+        raise ValueError("k_scale and v_scale of values that are part of the keys must be the same")
 
 
 def slot_scales(k_scale: float | Tensor, v_scale: float | Tensor) -> tuple[float, float, Tensor | None, Tensor | None]:

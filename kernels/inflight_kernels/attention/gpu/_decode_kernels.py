@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inflight_kernels.attention.gpu._attention import attend_tiles, sum_with_sinks
+from inflight_kernels.attention.gpu._attention import attend_tiles, load_queries, sum_with_sinks
 from inflight_kernels.common.last_program import is_last_program
 
 
@@ -34,31 +34,31 @@ def _attend_part(
     q_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, table_rows_ptr, row, head, seq_len,
     tile_begin, tile_end, qk_scale, tanh_scale, stride_qb, stride_qh, stride_cache_block, stride_cache_offset,
     stride_cache_head, stride_table,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, SLIDING_WINDOW: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    SLIDING_WINDOW: tl.constexpr, INPUT_PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_TAIL: tl.constexpr,
 ):  # fmt: skip
     """Attention of one pair's query heads, the rows of a tile, to key tiles [tile_begin, tile_end): (acc, m, l)."""
     offs_m = tl.arange(0, BLOCK_M)
-    offs_d = tl.arange(0, BLOCK_D)
     row_64 = row.to(tl.int64)
     table_row = row_64
     if table_rows_ptr is not None:
         table_row = tl.load(table_rows_ptr + row)
     head_64 = head.to(tl.int64)
     heads = head_64 * GROUP + offs_m
-    mask_md = (offs_m < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + row_64 * stride_qb + heads[:, None] * stride_qh + offs_d[None, :], mask=mask_md, other=0.0)
+    q_ptrs = q_ptr + row_64 * stride_qb + heads[:, None] * stride_qh
+    q, q_tail = load_queries(q_ptrs, offs_m < GROUP, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_TAIL)
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
     # One masked loop instead of two loops: memory is the bottleneck, and a second loop would drain the load pipeline.
     acc, m_i, l_i = attend_tiles(
-        acc, m_i, l_i, q, tl.zeros([BLOCK_M], dtype=tl.int32) + (seq_len - 1), seq_len, tile_begin, tile_end,
+        acc, m_i, l_i, q, q_tail, tl.zeros([BLOCK_M], dtype=tl.int32) + (seq_len - 1), seq_len, tile_begin, tile_end,
         k_cache_ptr + head_64 * stride_cache_head, v_cache_ptr + head_64 * stride_cache_head,
-        None if k_scales_ptr is None else k_scales_ptr + head_64,
-        None if v_scales_ptr is None else v_scales_ptr + head_64,
+        None if k_scales_ptr is None else k_scales_ptr + (0 if BLOCK_TAIL else head_64),
+        None if v_scales_ptr is None else v_scales_ptr + (0 if BLOCK_TAIL else head_64),
         block_table_ptr + table_row * stride_table, stride_cache_block, stride_cache_offset, qk_scale, tanh_scale,
-        HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+        HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D, BLOCK_TAIL,
     )  # fmt: skip
     return acc, m_i, l_i
 
@@ -66,11 +66,11 @@ def _attend_part(
 @triton.jit
 def _write_out(
     out_ptr, sinks_ptr, acc, m_i, l_i, row, head, v_scale, stride_ob, stride_oh,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
-    mask_md = (offs_m < GROUP)[:, None] & (offs_d < HEAD_DIM)[None, :]
+    mask_md = (offs_m < GROUP)[:, None] & (offs_d < VALUE_DIM)[None, :]
     sinks_head_ptr = None if sinks_ptr is None else sinks_ptr + head * GROUP
     # A padded row (seq_len 0) has l = 0 and acc = 0; its output is zeros.
     total = tl.where(l_i > 0.0, sum_with_sinks(m_i, l_i, sinks_head_ptr, offs_m, offs_m < GROUP), 1.0)
@@ -83,7 +83,7 @@ def _write_out(
 @triton.jit
 def _write_part(
     acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, slot,
-    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUP: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     offs_m = tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
@@ -91,14 +91,14 @@ def _write_part(
     rows = slot.to(tl.int64) * GROUP + offs_m
     tl.store(m_ptr + rows, m_i, mask=mask_m)
     tl.store(l_ptr + rows, l_i, mask=mask_m)
-    mask_md = mask_m[:, None] & (offs_d < HEAD_DIM)[None, :]
-    tl.store(acc_ptr + rows[:, None] * HEAD_DIM + offs_d[None, :], acc, mask=mask_md)
+    mask_md = mask_m[:, None] & (offs_d < VALUE_DIM)[None, :]
+    tl.store(acc_ptr + rows[:, None] * VALUE_DIM + offs_d[None, :], acc, mask=mask_md)
 
 
 @triton.jit
 def _merge_parts(
     out_ptr, sinks_ptr, acc_ptr, m_ptr, l_ptr, parts, first_slot, next_slot, row, head, v_scale, stride_ob, stride_oh,
-    SLOT_STEP: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    SLOT_STEP: tl.constexpr, GROUP: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Write one pair's output from its parts, BLOCK_S at a time. Part i > 0 is in slot `next_slot` + SLOT_STEP * i."""
@@ -106,7 +106,7 @@ def _merge_parts(
     offs_g = tl.arange(0, BLOCK_G)
     offs_d = tl.arange(0, BLOCK_D)
     mask_g = offs_g < GROUP
-    mask_gd = mask_g[:, None] & (offs_d < HEAD_DIM)[None, :]
+    mask_gd = mask_g[:, None] & (offs_d < VALUE_DIM)[None, :]
     acc = tl.zeros([BLOCK_G, BLOCK_D], dtype=tl.float32)
     m_i = tl.full([BLOCK_G], float("-inf"), dtype=tl.float32)
     l_i = tl.zeros([BLOCK_G], dtype=tl.float32)
@@ -117,7 +117,7 @@ def _merge_parts(
         rows = slots.to(tl.int64)[:, None] * GROUP + offs_g[None, :]
         mask_sg = mask_s[:, None] & mask_g[None, :]
         mask_sgd = mask_s[:, None, None] & mask_gd[None, :, :]
-        acc_ptrs = acc_ptr + rows[:, :, None] * HEAD_DIM + offs_d[None, None, :]
+        acc_ptrs = acc_ptr + rows[:, :, None] * VALUE_DIM + offs_d[None, None, :]
         # Past the first level of cache, which does not see what other multiprocessors write.
         m_s = tl.load(m_ptr + rows, mask=mask_sg, other=float("-inf"), cache_modifier=".cg")
         l_s = tl.load(l_ptr + rows, mask=mask_sg, other=0.0, cache_modifier=".cg")
@@ -175,6 +175,7 @@ def decode_split_kernel(
     stride_oh,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -183,6 +184,7 @@ def decode_split_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
 ):
     """Grid (Hkv, splits, B). Split s processes a row's s-th run of tiles; splits past the row's end return at once."""
     head = tl.program_id(0)
@@ -201,22 +203,22 @@ def decode_split_kernel(
         q_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, table_rows_ptr, row, head,
         seq_len, tile_begin, tile_end, qk_scale, tanh_scale, stride_qb, stride_qh, stride_cache_block,
         stride_cache_offset, stride_cache_head, stride_table,
-        GROUP, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
+        GROUP, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_TAIL,
     )  # fmt: skip
     if tiles <= tiles_per_split:
         _write_out(
             out_ptr, sinks_ptr, acc, m_i, l_i, row, head, v_scale, stride_ob, stride_oh,
-            GROUP, HEAD_DIM, BLOCK_M, BLOCK_D,
+            GROUP, VALUE_DIM, BLOCK_M, BLOCK_D,
         )  # fmt: skip
     else:
         pair = row.to(tl.int64) * tl.num_programs(0) + head
         first_slot = pair * num_splits
-        _write_part(acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, first_slot + split, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
+        _write_part(acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, first_slot + split, GROUP, VALUE_DIM, BLOCK_M, BLOCK_D)
         parts = tl.cdiv(tiles, tiles_per_split)
         if is_last_program(counters_ptr + pair, parts):
             _merge_parts(
                 out_ptr, sinks_ptr, acc_ptr, m_ptr, l_ptr, parts, first_slot, first_slot, row, head, v_scale,
-                stride_ob, stride_oh, 1, GROUP, HEAD_DIM, BLOCK_S, BLOCK_G, BLOCK_D,
+                stride_ob, stride_oh, 1, GROUP, VALUE_DIM, BLOCK_S, BLOCK_G, BLOCK_D,
             )  # fmt: skip
 
 
@@ -251,6 +253,7 @@ def decode_persistent_kernel(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -260,6 +263,7 @@ def decode_persistent_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
 ):
     """Grid (programs,). The tiles of all pairs are numbered in one sequence, rows outermost; each program p processes
     an equally long run of them.
@@ -296,16 +300,17 @@ def decode_persistent_kernel(
             q_ptr, k_cache_ptr, v_cache_ptr, k_scales_ptr, v_scales_ptr, block_table_ptr, table_rows_ptr, row, head,
             seq_len, tile_begin, tl.minimum(tile_begin + count, end_tile), qk_scale, tanh_scale,
             stride_qb, stride_qh, stride_cache_block, stride_cache_offset, stride_cache_head, stride_table,
-            GROUP, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
+            GROUP, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SLIDING_WINDOW, INPUT_PRECISION, BLOCK_M, BLOCK_N, BLOCK_D,
+            BLOCK_TAIL,
         )  # fmt: skip
         if count == tiles:
             _write_out(
                 out_ptr, sinks_ptr, acc, m_i, l_i, row, head, v_scale, stride_ob, stride_oh,
-                GROUP, HEAD_DIM, BLOCK_M, BLOCK_D,
+                GROUP, VALUE_DIM, BLOCK_M, BLOCK_D,
             )  # fmt: skip
         else:
             slot = 2 * pid + (place > begin).to(tl.int32)
-            _write_part(acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, slot, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
+            _write_part(acc_ptr, m_ptr, l_ptr, acc, m_i, l_i, slot, GROUP, VALUE_DIM, BLOCK_M, BLOCK_D)
             pair_begin = place - skipped
             first = pair_begin // share
             parts = (pair_begin + tiles - 1) // share - first + 1
@@ -313,7 +318,7 @@ def decode_persistent_kernel(
                 first_slot = 2 * first + (pair_begin > first * share).to(tl.int32)
                 _merge_parts(
                     out_ptr, sinks_ptr, acc_ptr, m_ptr, l_ptr, parts, first_slot, 2 * first, row, head, v_scale,
-                    stride_ob, stride_oh, 2, GROUP, HEAD_DIM, BLOCK_S, BLOCK_G, BLOCK_D,
+                    stride_ob, stride_oh, 2, GROUP, VALUE_DIM, BLOCK_S, BLOCK_G, BLOCK_D,
                 )  # fmt: skip
         place += count
         if place - row_begin == tiles * NUM_KV_HEADS:

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from inflight_kernels.attention.gpu._attention import (
+    KeyHeads,
     check_attention,
     check_scales,
     launch_options,
@@ -134,6 +135,18 @@ def default_config(
     }
 
 
+def latent_config(batch: int, group: int, element_size: int) -> dict[str, int]:
+    """The same for latents, whose tiles of 512 are as wide as four heads. Not measured yet. `element_size`: of q."""
+    return {
+        "persistent": int(1 < batch <= MAX_PERSISTENT_ROWS),
+        "programs_per_sm": 1,
+        "BLOCK_N": 16 if element_size == 4 else 32,
+        "num_warps": 8 if group > 16 or element_size == 4 else 4,
+        "num_stages": 2,
+        "maxnreg": 0,
+    }
+
+
 def decode_scratch_elements(num_q_heads: int, num_kv_heads: int, head_dim: int, device: torch.device) -> int:
     """Upper bound of the float32 elements of scratch that a call needs, for any tuned configuration. A caller can
     allocate them once and pass them to every call.
@@ -184,17 +197,17 @@ def decode_attention(
     check_vector("seq_lens", seq_lens, q.shape[0], torch.int32)
     check_scales(scale, k_scale, v_scale, sliding_window, soft_cap)
     batch, num_q_heads, head_dim = q.shape
-    num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
+    block_size, value_dim = k_cache.shape[1], v_cache.shape[3]
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty((batch, num_q_heads, value_dim), dtype=q.dtype, device=q.device)
     if batch == 0:
         return out
-    group = num_q_heads // num_kv_heads
-    pairs = batch * num_kv_heads
+    heads = KeyHeads.of(q, k_cache, v_cache)
+    group, pairs = heads.group, batch * heads.count
     max_keys = block_table.shape[1] * block_size
     if config is None:
         shape: dict[str, int | str] = {
-            "head_dim": str(head_dim),
+            "head_dim": heads.size(head_dim, value_dim),
             "group": group,
             "block_size": str(block_size),
             "cache": str(k_cache.dtype),
@@ -202,30 +215,33 @@ def decode_attention(
             "pairs": next_power_of_2(pairs),
             "max_keys": next_power_of_2(max_keys),
         }
-        default = default_config(
-            batch,
-            group,
-            head_dim,
-            block_size,
-            k_cache.element_size(),
-            q.device,
-            has_slot_scales=isinstance(k_scale, Tensor),
-        )
+        if heads.is_latent:
+            default = latent_config(batch, group, q.element_size())
+        else:
+            default = default_config(
+                batch,
+                group,
+                head_dim,
+                block_size,
+                k_cache.element_size(),
+                q.device,
+                has_slot_scales=isinstance(k_scale, Tensor),
+            )
         config = tuned("decode_attention", shape, default, q.device)
     programs = num_programs or config["programs_per_sm"] * multiprocessor_count(q.device)
     schedule = _schedule(config, batch, pairs, max_keys, programs)
 
     rows = schedule.slots(pairs) * group
-    elements = rows * (head_dim + 2)
+    elements = rows * (value_dim + 2)
     if scratch is None:
         scratch = torch.empty(elements, dtype=torch.float32, device=q.device)
     elif scratch.dtype != torch.float32 or scratch.numel() < elements or not scratch.is_contiguous():
         raise ValueError(f"scratch must be contiguous float32 of at least {elements} elements, got {scratch.numel()}")
-    acc, m, sums = scratch.view(-1)[:elements].split([rows * head_dim, rows, rows])
+    acc, m, sums = scratch.view(-1)[:elements].split([rows * value_dim, rows, rows])
     # A pair of a fixed grid is shared only if there are more programs than pairs.
     arrived = counters(programs, q.device)
 
-    block_g, block_d = next_power_of_2(group), max(next_power_of_2(head_dim), 16)
+    block_g, tiles = next_power_of_2(group), heads.tiles(head_dim, value_dim)
     k_scale, v_scale, k_scales, v_scales = slot_scales(k_scale, v_scale)
     operands = (q, k_cache, v_cache, k_scales, v_scales, block_table, table_rows, seq_lens, out, acc, m, sums, arrived)
     strides = (
@@ -233,7 +249,7 @@ def decode_attention(
         q.stride(1),
         k_cache.stride(0),
         k_cache.stride(1),
-        k_cache.stride(2),
+        heads.stride,
         block_table.stride(0),
         out.stride(0),
         out.stride(1),
@@ -241,15 +257,16 @@ def decode_attention(
     constants = {
         "GROUP": group,
         "HEAD_DIM": head_dim,
+        "VALUE_DIM": value_dim,
         "BLOCK_SIZE": block_size,
         "SLIDING_WINDOW": sliding_window,
         # Exact products keep float32 comparable to the reference; for float16 and bfloat16 this has no effect.
         "INPUT_PRECISION": "ieee",
         "BLOCK_M": max(16, block_g),
         "BLOCK_N": config["BLOCK_N"],
-        "BLOCK_S": max(MERGED_FLOATS // (block_g * block_d), 1),
+        "BLOCK_S": max(MERGED_FLOATS // (block_g * tiles["BLOCK_D"]), 1),
         "BLOCK_G": block_g,
-        "BLOCK_D": block_d,
+        **tiles,
         **launch_options(config),
     }
     scales = (*score_scales(scale, k_scale, soft_cap), v_scale)
@@ -260,11 +277,11 @@ def decode_attention(
             *scales,
             batch,
             *strides,
-            NUM_KV_HEADS=num_kv_heads,
+            NUM_KV_HEADS=heads.count,
             # Fewer lengths than a warp has lanes would cost the same, and each size needs a compiled kernel.
             BLOCK_B=max(next_power_of_2(batch), LEAST_BLOCK_B),
             **constants,
         )
     else:
-        decode_split_kernel[(num_kv_heads, schedule.splits, batch)](*operands, sinks, *scales, *strides, **constants)
+        decode_split_kernel[(heads.count, schedule.splits, batch)](*operands, sinks, *scales, *strides, **constants)
     return out

@@ -31,10 +31,12 @@ import triton.language as tl
 from torch import Tensor
 
 from inflight_kernels.attention.gpu._attention import (
+    KeyHeads,
     attend_tiles,
     check_attention,
     check_scales,
     launch_options,
+    load_queries,
     score_scales,
     slot_scales,
     sum_with_sinks,
@@ -96,6 +98,7 @@ def prefill_attention_kernel(
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SLIDING_WINDOW: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -103,6 +106,7 @@ def prefill_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_TAIL: tl.constexpr,
 ):
     # Programs are ordered by sequence, so that those that run together share keys in the L2 cache. Within a sequence
     # the last query tile, which has the most keys, comes first, so that no long tile is left for the end.
@@ -125,10 +129,9 @@ def prefill_attention_kernel(
     tokens = pid_q * BLOCK_Q + offs_m // GROUP
     heads = pid_h * GROUP + offs_m % GROUP
     mask_m = (offs_m < BLOCK_Q * GROUP) & (tokens < query_len)
-    mask_md = mask_m[:, None] & (offs_d < HEAD_DIM)[None, :]
     rows = (query_begin + tokens).to(tl.int64)
-    q_offs = rows[:, None] * stride_qt + heads[:, None].to(tl.int64) * stride_qh + offs_d[None, :]
-    q = tl.load(q_ptr + q_offs, mask=mask_md, other=0.0)
+    q_ptrs = q_ptr + rows[:, None] * stride_qt + heads[:, None].to(tl.int64) * stride_qh
+    q, q_tail = load_queries(q_ptrs, mask_m, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_TAIL)
 
     first_position = seq_len - query_len + pid_q * BLOCK_Q
     last_position = tl.minimum(first_position + BLOCK_Q, seq_len) - 1
@@ -148,27 +151,30 @@ def prefill_attention_kernel(
     l_i = tl.zeros([BLOCK_M], dtype=tl.float32)
     k_head_ptr = k_cache_ptr + pid_h.to(tl.int64) * stride_cache_head
     v_head_ptr = v_cache_ptr + pid_h.to(tl.int64) * stride_cache_head
-    k_scales_head_ptr = None if k_scales_ptr is None else k_scales_ptr + pid_h
-    v_scales_head_ptr = None if v_scales_ptr is None else v_scales_ptr + pid_h
+    k_scales_head_ptr = None if k_scales_ptr is None else k_scales_ptr + (0 if BLOCK_TAIL else pid_h)
+    v_scales_head_ptr = None if v_scales_ptr is None else v_scales_ptr + (0 if BLOCK_TAIL else pid_h)
     table_row = pid_b
     if table_rows_ptr is not None:
         table_row = tl.load(table_rows_ptr + pid_b)
     table_row_ptr = block_table_ptr + table_row * stride_table
     if SLIDING_WINDOW > 0:
         acc, m_i, l_i = attend_tiles(
-            acc, m_i, l_i, q, query_positions, seq_len, tile_lo, full_lo, k_head_ptr, v_head_ptr,
+            acc, m_i, l_i, q, q_tail, query_positions, seq_len, tile_lo, full_lo, k_head_ptr, v_head_ptr,
             k_scales_head_ptr, v_scales_head_ptr, table_row_ptr, stride_cache_block, stride_cache_offset, qk_scale,
-            tanh_scale, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+            tanh_scale, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+            BLOCK_TAIL,
         )  # fmt: skip
     acc, m_i, l_i = attend_tiles(
-        acc, m_i, l_i, q, query_positions, seq_len, full_lo, full_hi, k_head_ptr, v_head_ptr,
+        acc, m_i, l_i, q, q_tail, query_positions, seq_len, full_lo, full_hi, k_head_ptr, v_head_ptr,
         k_scales_head_ptr, v_scales_head_ptr, table_row_ptr, stride_cache_block, stride_cache_offset, qk_scale,
-        tanh_scale, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, False, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+        tanh_scale, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SLIDING_WINDOW, False, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+        BLOCK_TAIL,
     )  # fmt: skip
     acc, m_i, l_i = attend_tiles(
-        acc, m_i, l_i, q, query_positions, seq_len, full_hi, tile_hi, k_head_ptr, v_head_ptr,
+        acc, m_i, l_i, q, q_tail, query_positions, seq_len, full_hi, tile_hi, k_head_ptr, v_head_ptr,
         k_scales_head_ptr, v_scales_head_ptr, table_row_ptr, stride_cache_block, stride_cache_offset, qk_scale,
-        tanh_scale, HEAD_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+        tanh_scale, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SLIDING_WINDOW, True, INPUT_PRECISION, BLOCK_N, BLOCK_D,
+        BLOCK_TAIL,
     )  # fmt: skip
 
     total = tl.where(l_i > 0.0, sum_with_sinks(m_i, l_i, sinks_ptr, heads, offs_m < BLOCK_Q * GROUP), 1.0)
@@ -178,7 +184,7 @@ def prefill_attention_kernel(
         query_begin = tl.load(query_start_loc_ptr + pid_b, volatile=True)
         query_len = tl.load(query_start_loc_ptr + pid_b + 1, volatile=True) - query_begin
     mask_m = (offs_m < BLOCK_Q * GROUP) & (tokens < query_len)
-    mask_md = mask_m[:, None] & (offs_d < HEAD_DIM)[None, :]
+    mask_md = mask_m[:, None] & (offs_d < VALUE_DIM)[None, :]
     rows = (query_begin + tokens).to(tl.int64)
     out_offs = rows[:, None] * stride_ot + heads[:, None].to(tl.int64) * stride_oh + offs_d[None, :]
     tl.store(out_ptr + out_offs, out.to(out_ptr.dtype.element_ty), mask=mask_md)
@@ -219,6 +225,13 @@ def default_config(
     }
 
 
+def latent_config(element_size: int) -> dict[str, int]:
+    """The same for latents, whose tiles of 512 are as wide as four heads. Not measured yet. `element_size`: of q."""
+    if element_size == 4:
+        return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 8, "num_stages": 2, "maxnreg": 0}
+    return {"BLOCK_M": SHORT_ROWS, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2, "maxnreg": 0}
+
+
 def prefill_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -247,16 +260,16 @@ def prefill_attention(
     if query_start_loc is not None:
         check_vector("query_start_loc", query_start_loc, batch + 1, torch.int32)
     check_scales(scale, k_scale, v_scale, sliding_window, soft_cap)
-    num_q_heads, head_dim = q.shape[1], q.shape[2]
-    num_kv_heads, block_size = k_cache.shape[2], k_cache.shape[1]
+    head_dim, value_dim, block_size = q.shape[2], v_cache.shape[3], k_cache.shape[1]
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty((*q.shape[:2], value_dim), dtype=q.dtype, device=q.device)
     if batch == 0 or max_query_len == 0:
         return out
-    group = num_q_heads // num_kv_heads
+    heads = KeyHeads.of(q, k_cache, v_cache)
+    group = heads.group
     if config is None:
         shape: dict[str, int | str] = {
-            "head_dim": str(head_dim),
+            "head_dim": heads.size(head_dim, value_dim),
             "group": group,
             "block_size": str(block_size),
             "cache": str(k_cache.dtype),
@@ -266,16 +279,19 @@ def prefill_attention(
         rows = programs = 1 << 30
         if not deterministic:
             rows = max_query_len * group
-            programs = cdiv(max_query_len, max(LONG_ROWS // group, 1)) * num_kv_heads * batch
+            programs = cdiv(max_query_len, max(LONG_ROWS // group, 1)) * heads.count * batch
             shape |= {"rows": next_power_of_2(rows), "programs": next_power_of_2(programs)}
-        default = default_config(
-            rows, programs, head_dim, q.element_size(), q.device, has_slot_scales=isinstance(k_scale, Tensor)
-        )
+        if heads.is_latent:
+            default = latent_config(q.element_size())
+        else:
+            default = default_config(
+                rows, programs, head_dim, q.element_size(), q.device, has_slot_scales=isinstance(k_scale, Tensor)
+            )
         config = tuned("prefill_attention", shape, default, q.device)
     block_m = max(config["BLOCK_M"], next_power_of_2(group))
     block_q = block_m // group
     k_scale, v_scale, k_scales, v_scales = slot_scales(k_scale, v_scale)
-    prefill_attention_kernel[(num_kv_heads * cdiv(max_query_len, block_q), batch)](
+    prefill_attention_kernel[(heads.count * cdiv(max_query_len, block_q), batch)](
         q,
         k_cache,
         v_cache,
@@ -293,14 +309,15 @@ def prefill_attention(
         q.stride(1),
         k_cache.stride(0),
         k_cache.stride(1),
-        k_cache.stride(2),
+        heads.stride,
         block_table.stride(0),
         out.stride(0),
         out.stride(1),
         ONE_QUERY=query_start_loc is None,
-        NUM_KV_HEADS=num_kv_heads,
+        NUM_KV_HEADS=heads.count,
         GROUP=group,
         HEAD_DIM=head_dim,
+        VALUE_DIM=value_dim,
         BLOCK_SIZE=block_size,
         SLIDING_WINDOW=sliding_window,
         # Exact products keep float32 comparable to the reference; for float16 and bfloat16 this has no effect.
@@ -308,7 +325,7 @@ def prefill_attention(
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
         BLOCK_N=config["BLOCK_N"],
-        BLOCK_D=max(next_power_of_2(head_dim), 16),
+        **heads.tiles(head_dim, value_dim),
         **launch_options(config),
     )
     return out

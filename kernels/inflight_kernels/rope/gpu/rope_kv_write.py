@@ -39,8 +39,9 @@ from inflight_kernels.common.checks import (
     check_vector,
     next_power_of_2,
 )
-from inflight_kernels.common.quantize import LARGEST, check_fp8_device, inverse_of, quantized, row_scale
+from inflight_kernels.common.quantize import LARGEST, check_fp8_device
 from inflight_kernels.common.rows import num_programs
+from inflight_kernels.rope.gpu._rotation import largest_of_heads, new_scales, rotate_heads, store
 from inflight_kernels.tuning import tuned
 
 # Heads per program that rotates q, heads per program that writes k and v, warps, and resident programs per
@@ -69,92 +70,6 @@ def default_config(num_q_heads: int, num_kv_heads: int, head_dim: int) -> Mappin
         "num_warps": 4,
         "PROGRAMS_PER_SM": 0,
     }
-
-
-@triton.jit
-def _store(ptrs, y, inverse_scale, QMAX: tl.constexpr, mask):
-    """Store `y`, if there is a scale quantised to the dtype of the cache."""
-    if inverse_scale is not None:
-        y = quantized(y.to(tl.float32), inverse_scale, ptrs.dtype.element_ty, QMAX)
-    tl.store(ptrs, y, mask=mask)
-
-
-@triton.jit
-def _largest(y):
-    """The largest magnitude of each head; NaN where an element is not finite, which a maximum might pass over."""
-    y = y.to(tl.float32)
-    return tl.max(tl.abs(y), axis=1) + tl.sum(y * 0.0, axis=1)
-
-
-@triton.jit
-def _new_scales(ptrs, absmax, mask_heads, QMAX: tl.constexpr):
-    """Store the scales of heads with these largest magnitudes. Returns their inverses, (BLOCK_HEADS, 1)."""
-    scales = row_scale(absmax, QMAX)
-    tl.store(ptrs, scales, mask=mask_heads)
-    return inverse_of(scales)[:, None]
-
-
-@triton.jit
-def _normalised(x, inverse_rms, dtype: tl.constexpr, ROUNDS: tl.constexpr):
-    """x times `inverse_rms`, float32, rounded to `dtype` or not."""
-    y = x * inverse_rms
-    if ROUNDS:
-        y = y.to(dtype).to(tl.float32)
-    return y
-
-
-@triton.jit
-def _rotate(
-    in_ptrs, out_ptrs, mask_heads, position, cos_sin_ptr, stride_table, weight_ptr, eps, inverse_scale, scales_ptrs,
-    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, QMAX: tl.constexpr,
-    ADJACENT_PAIRS: tl.constexpr,
-):  # fmt: skip
-    """Normalise and rotate one tile of heads; `in_ptrs`, `out_ptrs` (BLOCK_HEADS, 1) point to heads' first elements.
-    Where there are `scales_ptrs` (BLOCK_HEADS,), each head's scale is found and stored there."""
-    dtype = in_ptrs.dtype.element_ty
-    offs_half = tl.arange(0, BLOCK_HALF)
-    mask_half = offs_half < HALF
-    offs1 = offs_half
-    offs2 = HALF + offs_half
-    if ADJACENT_PAIRS:
-        offs1 = 2 * offs_half
-        offs2 = 2 * offs_half + 1
-    mask = mask_heads[:, None] & mask_half[None, :]
-    x1 = tl.load(in_ptrs + offs1[None, :], mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(in_ptrs + offs2[None, :], mask=mask, other=0.0).to(tl.float32)
-    # Loaded after x, because the address of the row depends on the position, which is still being loaded.
-    table_ptrs = cos_sin_ptr + position * stride_table + offs_half
-    cos = tl.load(table_ptrs, mask=mask_half, other=0.0)
-    sin = tl.load(table_ptrs + HALF, mask=mask_half, other=0.0)
-    if BLOCK_REST > 0:
-        offs_rest = 2 * HALF + tl.arange(0, BLOCK_REST)
-        mask_rest_1d = offs_rest < HEAD_DIM
-        mask_rest = mask_heads[:, None] & mask_rest_1d[None, :]
-        x3 = tl.load(in_ptrs + offs_rest[None, :], mask=mask_rest, other=0.0).to(tl.float32)
-    if weight_ptr is not None:
-        squares = tl.sum(x1 * x1, axis=1) + tl.sum(x2 * x2, axis=1)
-        if BLOCK_REST > 0:
-            squares += tl.sum(x3 * x3, axis=1)
-        inverse_rms = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        w1 = tl.load(weight_ptr + offs1, mask=mask_half, other=0.0).to(tl.float32)
-        w2 = tl.load(weight_ptr + offs2, mask=mask_half, other=0.0).to(tl.float32)
-        ROUNDS: tl.constexpr = weight_ptr.dtype.element_ty == dtype
-        x1 = (_normalised(x1, inverse_rms, dtype, ROUNDS) * w1[None, :]).to(dtype).to(tl.float32)
-        x2 = (_normalised(x2, inverse_rms, dtype, ROUNDS) * w2[None, :]).to(dtype).to(tl.float32)
-        if BLOCK_REST > 0:
-            w3 = tl.load(weight_ptr + offs_rest, mask=mask_rest_1d, other=0.0).to(tl.float32)
-            x3 = _normalised(x3, inverse_rms, dtype, ROUNDS) * w3[None, :]
-    y1 = (x1 * cos[None, :] - x2 * sin[None, :]).to(dtype)
-    y2 = (x2 * cos[None, :] + x1 * sin[None, :]).to(dtype)
-    if scales_ptrs is not None:
-        absmax = tl.maximum(_largest(y1), _largest(y2), propagate_nan=tl.PropagateNan.ALL)
-        if BLOCK_REST > 0:
-            absmax = tl.maximum(absmax, _largest(x3.to(dtype)), propagate_nan=tl.PropagateNan.ALL)
-        inverse_scale = _new_scales(scales_ptrs, absmax, mask_heads, QMAX)
-    _store(out_ptrs + offs1[None, :], y1, inverse_scale, QMAX, mask)
-    _store(out_ptrs + offs2[None, :], y2, inverse_scale, QMAX, mask)
-    if BLOCK_REST > 0:
-        _store(out_ptrs + offs_rest[None, :], x3.to(dtype), inverse_scale, QMAX, mask_rest)
 
 
 # One compiled kernel for all batches: triton would otherwise specialise for 1 token, for multiples of 16, and for
@@ -212,7 +127,7 @@ def rope_kv_write_kernel(
         position = tl.load(positions_ptr + pid_t)
         if pid_h < NUM_Q_TILES:
             offs_h = (pid_h * BLOCK_Q_HEADS + tl.arange(0, BLOCK_Q_HEADS)).to(tl.int64)
-            _rotate(
+            rotate_heads(
                 q_ptr + pid_t * stride_qt + offs_h[:, None] * stride_qh,
                 q_out_ptr + pid_t * stride_ot + offs_h[:, None] * stride_oh,
                 offs_h < NUM_Q_HEADS, position, cos_sin_ptr, stride_table, q_norm_weight_ptr, norm_eps, None, None,
@@ -230,7 +145,7 @@ def rope_kv_write_kernel(
                 v_ptrs = v_ptr + pid_t * stride_vt + offs_h[:, None] * stride_vh + offs_d[None, :]
                 v = tl.load(v_ptrs, mask=mask, other=0.0)
                 scale_places = slot * NUM_KV_HEADS + offs_h
-                _rotate(
+                rotate_heads(
                     k_ptr + pid_t * stride_kt + offs_h[:, None] * stride_kh, k_cache_ptr + out_offs,
                     mask_heads, position, cos_sin_ptr, stride_table, k_norm_weight_ptr, norm_eps, k_inverse_scale,
                     None if k_scales_ptr is None else k_scales_ptr + scale_places,
@@ -238,8 +153,8 @@ def rope_kv_write_kernel(
                 )  # fmt: skip
                 v_inverse = v_inverse_scale
                 if v_scales_ptr is not None:
-                    v_inverse = _new_scales(v_scales_ptr + scale_places, _largest(v), mask_heads, QMAX)
-                _store(v_cache_ptr + out_offs + offs_d[None, :], v, v_inverse, QMAX, mask)
+                    v_inverse = new_scales(v_scales_ptr + scale_places, largest_of_heads(v), mask_heads, QMAX)
+                store(v_cache_ptr + out_offs + offs_d[None, :], v, v_inverse, QMAX, mask)
 
 
 def _check(
