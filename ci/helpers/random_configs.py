@@ -37,6 +37,15 @@ DELTA_NETS: dict[str, Any] = {
     "linear_value_head_dim": (8, 16, 32),
     "linear_conv_kernel_dim": (2, 4),
 }
+LATENTS: dict[str, Any] = {
+    "num_experts_per_tok": (1, 2),
+    "hidden_act": ("silu", "gelu_pytorch_tanh"),
+    "n_routed_experts": (8, 16),
+    "n_shared_experts": (1, 2),
+    "moe_intermediate_size": (12, 20),
+    "first_k_dense_replace": (0, 1),
+    "routed_scaling_factor": (1.0, 2.5),
+}
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": FLAGS, "mlp_bias": FLAGS, "hidden_act": ("silu", "gelu", "relu2")},
     "MistralForCausalLM": {"sliding_window": (None, *WINDOWS)},
@@ -105,6 +114,28 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
         "attention_bias": FLAGS,
         "partial_rotary_factor": PARTIAL,
     },
+    "DeepseekV2ForCausalLM": {
+        **LATENTS,
+        "topk_method": ("greedy", "group_limited_greedy"),
+        "n_group": (2, 4),
+        "topk_group": (2,),
+        "mlp_bias": FLAGS,
+    },
+    "DeepseekV3ForCausalLM": {
+        **LATENTS,
+        "n_group": (1, 2, 4),
+        "topk_group": (1,),
+        "norm_topk_prob": FLAGS,
+        "rope_interleave": FLAGS,
+    },
+    "Glm4MoeLiteForCausalLM": {
+        **LATENTS,
+        "n_group": (1, 2),
+        "topk_group": (1,),
+        "norm_topk_prob": FLAGS,
+        "rope_interleave": FLAGS,
+        "mlp_layer_types": ("dense", "sparse"),
+    },
     "Ernie4_5_MoeForCausalLM": {
         "moe_k": (1, 2, 3),
         "moe_num_experts": (3, 6),
@@ -154,6 +185,7 @@ NO_HEAD_DIM = {
 }  # fmt: skip
 """Heads are as wide as makes them the hidden size together."""
 ONE_KV_HEAD_EACH = {"GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"}
+OF_LATENTS = {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"}
 OWN_ROTATION = {"Gemma3ForCausalLM", "Olmo3ForCausalLM"}
 """Rotary parameters differ between types of layers."""
 NOT_ROTATED = {"GPT2LMHeadModel", "OPTForCausalLM"}
@@ -183,8 +215,11 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
     }
     if architecture in NO_HEAD_DIM:
         del values["head_dim"]
+    if architecture in OF_LATENTS:
+        del values["head_dim"]
+        values |= _latent_sizes(rng, num_heads, is_wide=is_wide)
     for key, choices in OPTIONS[architecture].items():
-        by_layer = key in ("layer_types", "no_rope_layers")
+        by_layer = key in ("layer_types", "no_rope_layers", "mlp_layer_types")
         if is_wide and key.startswith("linear_") and key.endswith("head_dim"):
             choices = [size for size in choices if size % 16 == 0]
         values[key] = [rng.choice(choices) for _ in range(num_layers)] if by_layer else rng.choice(choices)
@@ -196,6 +231,9 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
         rope = {"rope_type": "default", "rope_theta": rng.choice((100.0, 10000.0))}
         if "partial_rotary_factor" in values:
             rope["partial_rotary_factor"] = values.pop("partial_rotary_factor")
+        if architecture in OF_LATENTS and rng.random() < 0.5:
+            rope |= {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+            rope |= rng.choice(({}, {"mscale": 1.0, "mscale_all_dim": 1.0}, {"mscale": 0.7, "mscale_all_dim": 1.3}))
         values["rope_parameters"] = rope
         if architecture in OWN_ROTATION:
             linear = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
@@ -203,6 +241,20 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
     if architecture == "OPTForCausalLM":
         values["word_embed_proj_dim"] = values["hidden_size"]
     return AutoConfig.for_model(MODEL_TYPES[architecture], **values)
+
+
+def _latent_sizes(rng: Random, num_heads: int, *, is_wide: bool) -> dict[str, Any]:
+    narrow = rng.choice((None, 32, 64) if is_wide else (None, 12, 28))
+    return {
+        "num_key_value_heads": num_heads,
+        "q_lora_rank": narrow,
+        # Without q_lora_rank transformers gives queries no bias, and computes them natively without any.
+        "attention_bias": narrow is not None and rng.random() < 0.5,
+        "kv_lora_rank": rng.choice((32, 64, 96) if is_wide else (8, 20, 36)),
+        "qk_nope_head_dim": rng.choice((32, 64) if is_wide else (4, 12, 20)),
+        "qk_rope_head_dim": rng.choice((32, 64) if is_wide else (4, 8, 12)),
+        "v_head_dim": rng.choice((32, 64) if is_wide else (4, 12, 20)),
+    }
 
 
 MODEL_TYPES = {architecture: kind for kind, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}

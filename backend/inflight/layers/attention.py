@@ -210,13 +210,16 @@ def attend(
     soft_cap: float = 0.0,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """(T, H, E) to (T, H, E): causal attention of each token to its sequence's keys, which the cache must hold already.
-    Those of the token's own step are read from the cache too: as they are rounded there for all later steps.
+    """(T, H, E) to (T, H, elements of a value), mostly as many: causal attention of each token to its sequence's keys,
+    which the cache must hold already. Those of the token's own step are read from the cache too: as they are rounded
+    there for all later steps.
 
     With a `sliding_window` above 0 each token attends to that many last keys only, itself included. `deterministic`,
     `soft_cap` and `sinks_H`: see Attention.
     """
-    out_THE = q_THE.new_empty(q_THE.shape)  # empty_like of a meta tensor imports SymPy, for 0.3 s
+    out_THE = q_THE.new_empty(
+        (*q_THE.shape[:2], cache.values.shape[-1])
+    )  # empty_like of a meta tensor imports SymPy, for 0.3 s
     decodes = metadata.num_decodes
     if decodes:
         inflight_kernels.decode_attention(

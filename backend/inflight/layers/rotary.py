@@ -102,15 +102,25 @@ def _yarn(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Tenso
     return inverse_R / rope.factor * ramp_R + inverse_R * (1 - ramp_R), _yarn_amplitude(rope)
 
 
-def _yarn_amplitude(rope: RopeConfig) -> float:
-    def amplitude(scale: float) -> float:
-        return 0.1 * scale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
+def _amplitude(rope: RopeConfig, scale: float) -> float:
+    """What YaRN multiplies queries and keys with each."""
+    return 0.1 * scale * math.log(rope.factor) + 1.0 if rope.factor > 1 else 1.0
 
+
+def _yarn_amplitude(rope: RopeConfig) -> float:
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
-        return amplitude(rope.mscale) / amplitude(rope.mscale_all_dim)
-    return amplitude(1.0)
+        return _amplitude(rope, rope.mscale) / _amplitude(rope, rope.mscale_all_dim)
+    return _amplitude(rope, 1.0)
+
+
+def score_factor(rope: RopeConfig | None) -> float:
+    """Of all scores in DeepSeek's networks, whose queries and keys are rotated in part: what the amplitude of cosines
+    and sines leaves out."""
+    if rope is None or rope.kind == "default" or not rope.mscale_all_dim:
+        return 1.0
+    return _amplitude(rope, rope.mscale_all_dim) ** 2
 
 
 FREQUENCIES: dict[str, Callable[[RopeConfig, int, Tensor], tuple[Tensor, float]]] = {

@@ -71,11 +71,10 @@ class AdapterPlaces:
 
     def number(self, family: Family, layer: int) -> None:
         """Note TensorRT-LLM's numbers of a layer's modules. A mixture of experts has none."""
-        qkv, gate_up = family.attention.qkv.names, family.mlp.gate_up.names
-        numbers = {
-            **dict(zip((QUERY, KEY, VALUE) if len(qkv) > 1 else (QKV,), qkv, strict=True)),
-            OUTPUT: family.attention.output.name,
-        }
+        gate_up, numbers = family.mlp.gate_up.names, {OUTPUT: family.attention.output.name}
+        if family.attention.latents is None:
+            qkv = family.attention.qkv.names
+            numbers |= dict(zip((QUERY, KEY, VALUE) if len(qkv) > 1 else (QKV,), qkv, strict=True))
         if family.experts is None or layer not in family.experts.layers:
             numbers |= dict(zip((GATE, UP) if len(gate_up) > 1 else (GATE_UP,), gate_up, strict=True))
             numbers[DOWN] = family.mlp.down.name

@@ -104,7 +104,12 @@ class CompiledNetwork:
 
 def may_compile(config: EngineConfig, model: ModelConfig) -> bool:
     """Whether C++ computes networks of such a configuration, on machines that can compile them."""
-    return config.cpu_compile != "false" and model.hidden_size % cpu.STEP == 0 and model.head_dim in cpu.HEAD_DIMS
+    sizes = [model.hidden_size]
+    if (latents := model.family.attention.latents) is not None:
+        sizes += [latents.sizes.plain, latents.sizes.latent, latents.sizes.value]
+        sizes += [] if latents.narrow_queries is None else [latents.narrow_queries.size]
+    fits = model.head_dim in cpu.HEAD_DIMS and all(size % cpu.STEP == 0 for size in sizes)
+    return config.cpu_compile != "false" and fits
 
 
 def keeps_codes(config: EngineConfig, model: ModelConfig, device: torch.device, group: TensorParallelGroup) -> bool:

@@ -53,8 +53,9 @@ class ModelConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    """Of a key; where latents are in the place of keys, of all that is kept of a token."""
     rotary_dim: int
-    """Elements of each head that are rotated, its first ones."""
+    """Elements of each head that are rotated, its first ones; beside latents those of the key."""
     tie_word_embeddings: bool
     sliding_windows: tuple[int, ...]
     """Per layer: number of last keys that a token attends to, itself included; 0 = all."""
@@ -167,6 +168,11 @@ def refuse_quantized(path: Path, values: Mapping[str, Any]) -> None:
 def _heads(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[int, int, int]:
     """Query heads, key/value heads and the size of a head."""
     num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])
+    if family.attention.latents is not None:
+        sizes = family.attention.latents.sizes
+        if sizes.rotated % 2 or sizes.rotated < 4:
+            raise ConfigurationError(f"{path}: qk_rope_head_dim must be an even number of at least 4")
+        return num_heads, num_heads, sizes.row
     num_kv_heads = int(family.num_kv_heads or values.get("num_key_value_heads") or num_heads)
     if num_heads % num_kv_heads:
         raise ConfigurationError(
@@ -215,6 +221,8 @@ def _rotary_dim(path: Path, family: Family, values: Mapping[str, Any], head_dim:
     factor = float(_rope_parameters(values).get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0)
     if factor != 1.0 and not family.partial_rotary:
         raise NotNative(f"{path}: partial_rotary_factor other than 1 is not supported for this architecture")
+    if family.attention.latents is not None:
+        return family.attention.latents.sizes.rotated
     rotary_dim = int(head_dim * factor)
     if rotary_dim % 2 or not 4 <= rotary_dim <= head_dim:
         raise ConfigurationError(

@@ -27,6 +27,7 @@ from inflight.models.decoder import Decoder
 from inflight.models.delta_net_weights import load_delta_net
 from inflight.models.expert_weights import load_mixture
 from inflight.models.family import Family, NotSplit, without_first_name
+from inflight.models.latent_weights import load_latent_attention
 from inflight.models.text_parts import renamed
 from inflight.models.weights import Section, WeightLoader
 
@@ -191,6 +192,13 @@ def _load_attention(
 ) -> Branch:
     family, hidden_size = config.family, config.hidden_size
     tensors, prefix = family.attention, f"{family.layers}.{number}."
+    if tensors.latents is not None:
+        part = load_latent_attention(
+            loader, tensors, tensors.latents, prefix, hidden_size, features.heads, config.ropes[number], cos_sin
+        )
+        own_norm, part.down = _fused(family, loader.norm(tensors.norm, prefix, hidden_size, family.norms), part.down)
+        norm_after = _norm_after(config, loader, tensors.norm_after, prefix)
+        return Branch(norm=own_norm, stateful=part, norm_after=norm_after)
     q_norm, k_norm = _load_qk_norms(config, loader, prefix)
     gates = (features.queries,) if tensors.is_gated else ()
     qkv_sections = (features.queries, *gates, features.keys_or_values, features.keys_or_values)

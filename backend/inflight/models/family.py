@@ -83,15 +83,60 @@ class NormStyle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentSizes:
+    """Of attention to latents: elements of each head's query that are not rotated, those that are, as many as of the
+    key beside a latent, those of a latent, and those of a head's value."""
+
+    plain: int
+    rotated: int
+    latent: int
+    value: int
+
+    @property
+    def row(self) -> int:
+        """What is kept of a token."""
+        return self.latent + self.rotated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowQueries:
+    """What queries are made of: `size` features, after a norm."""
+
+    size: int
+    norm: NotSplit
+    queries: SplitByOutputs
+    """Makes queries of them: of each head the part that is not rotated, then the one that is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentTensors:
+    """Of attention to latents, which all heads share: DeepSeek's."""
+
+    sizes: LatentSizes
+    norm: NotSplit
+    """Of latents."""
+    keys_and_values: str
+    """Makes of a latent each head's key, and behind it its value."""
+    narrow_queries: NarrowQueries | None
+    """None = queries are made of what the branch reads."""
+    norms: NormStyle
+    """Of latents and narrow queries."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTensors:
     """One branch of a layer."""
 
     norm: NotSplit | None
     """Of what it reads; None = it reads the residual stream as it is."""
     qkv: SplitByOutputs
-    """Sections: queries, gates if `is_gated`, keys, values."""
+    """Sections: queries, gates if `is_gated`, keys, values; with latents queries, as NarrowQueries has them, or what
+    those are made of, and then latents with the key beside each."""
     is_gated: bool = False
     """Whether what the heads compute is multiplied by the sigmoid of gates, one for each of its elements."""
+    latents: LatentTensors | None = None
+    """In the place of keys and values; then what follows is as in this list, but for norms of heads, scale, sinks and
+    caps, which there are not."""
     q_norm: NotSplit | None = None
     """Norm of the queries before their rotation."""
     k_norm: NotSplit | None = None

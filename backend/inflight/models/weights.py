@@ -31,6 +31,8 @@ from inflight.models.family import (
     SplitByOutputs,
     SplitByVocabulary,
 )
+from inflight.models.formats.coded import CodedFormat
+from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import Block, Target, WeightFormat
 from inflight.models.formats.gguf import GgufFormat
 from inflight.models.formats.on_load import HEAD_CODES, OnLoadFormat, quantize_into
@@ -136,6 +138,23 @@ class WeightLoader:
         """What a norm multiplies."""
         dtype = torch.float32 if style.rounds_once and not style.centers else self.dtype
         return self.vector(f"{prefix}{tensor.name}.weight", size, dtype, added=float(style.adds_one))
+
+    def floats(self, block: Block) -> Tensor:
+        """(O, I) of the activations' type, read into memory that no part of a network keeps, from whichever format; not
+        filled where the checkpoint is not read."""
+
+        def empty(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+            return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
+
+        target = replace(self.target, empty=empty, keeps_codes=False)
+        weight_format = self.weight_format
+        if isinstance(weight_format, CodedFormat):
+            return weight_format.read_floats(self.checkpoint, [block], target)
+        weight = (DenseFormat() if isinstance(weight_format, OnLoadFormat) else weight_format).read(
+            self.checkpoint, [block], target
+        )
+        assert isinstance(weight, DenseWeight)
+        return weight.values_OI
 
     def sinks(self, tensor: NotSplit, prefix: str, heads: Section) -> Tensor:
         """float32, one of each of this rank's heads."""

@@ -4,6 +4,8 @@ from inflight.models.families import (
     arcee,
     cohere,
     cohere2,
+    deepseek_v2,
+    deepseek_v3,
     ernie4_5,
     ernie4_5_moe,
     exaone4,
@@ -11,6 +13,7 @@ from inflight.models.families import (
     gemma3,
     glm4,
     glm4_moe,
+    glm4_moe_lite,
     gpt2,
     gpt_neox,
     gpt_oss,
@@ -75,5 +78,8 @@ FAMILIES: dict[str, DescribeFamily] = {
     "OPTForCausalLM": opt.describe,
     "GraniteMoeForCausalLM": granitemoe.describe,
     "Glm4MoeForCausalLM": glm4_moe.describe,
+    "DeepseekV2ForCausalLM": deepseek_v2.describe,
+    "DeepseekV3ForCausalLM": deepseek_v3.describe,
+    "Glm4MoeLiteForCausalLM": glm4_moe_lite.describe,
 }
 """The first entry of `architectures` in config.json -> its family."""

@@ -102,9 +102,16 @@ class CodedFormat(ABC):
             return CodedGroups(weight)
         if target.device.type in INT4_KERNEL_ON and self.can_keep_codes:
             return self._read_for_gpu(checkpoint, blocks, target)
+        return DenseWeight(self.read_floats(checkpoint, blocks, target))
+
+    def read_floats(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Tensor:
+        """What the codes stand for, (O, I) of the activations' type."""
+        if self.is_dense(checkpoint, blocks[0].name):
+            return DenseFormat().read(checkpoint, blocks, target).values_OI
+        self._check(checkpoint, blocks)
         values_OI = target.empty(*shape_of(blocks))
         self._fill_values(checkpoint, blocks, values_OI)
-        return DenseWeight(values_OI)
+        return values_OI
 
     @property
     def has_expert_kernel(self) -> bool:

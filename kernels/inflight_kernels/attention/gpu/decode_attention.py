@@ -135,13 +135,13 @@ def default_config(
     }
 
 
-def latent_config(batch: int, group: int, element_size: int) -> dict[str, int]:
+def latent_config(batch: int, element_size: int) -> dict[str, int]:
     """The same for latents, whose tiles of 512 are as wide as four heads. Not measured yet. `element_size`: of q."""
     return {
         "persistent": int(1 < batch <= MAX_PERSISTENT_ROWS),
         "programs_per_sm": 1,
         "BLOCK_N": 16 if element_size == 4 else 32,
-        "num_warps": 8 if group > 16 or element_size == 4 else 4,
+        "num_warps": 8,
         "num_stages": 2,
         "maxnreg": 0,
     }
@@ -216,7 +216,7 @@ def decode_attention(
             "max_keys": next_power_of_2(max_keys),
         }
         if heads.is_latent:
-            default = latent_config(batch, group, q.element_size())
+            default = latent_config(batch, q.element_size())
         else:
             default = default_config(
                 batch,
