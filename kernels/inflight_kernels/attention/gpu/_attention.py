@@ -15,7 +15,8 @@ float16 represents every e4m3 number exactly and takes one conversion instructio
 probabilities, at most 1, lose less precision in float16 than in bfloat16.
 
 An int8 cache has a scale for each slot and head. A key or value is multiplied by its own and rounded to q's dtype
-before the product.
+before the product. Of latents what a row is multiplied to is multiplied by its scale instead, so that rows of 512 need
+not be float32 in registers.
 
 Values may be the first elements of the keys (LATENT: one key head of DeepSeek's latents). Then a tile of them is read
 once, for both products, and what keys have behind them (the tail) is multiplied by itself. All query heads share the
@@ -145,13 +146,10 @@ def attend_tiles(
         if HAS_SCALES:
             scale_places = base // HEAD_DIM + places // HEAD_DIM
             k_scales = tl.load(k_scales_head_ptr + scale_places, mask=keys < seq_len, other=0.0)
-            if LATENT:
-                v_scales = k_scales
-                k_tail = k_tail.to(tl.float32) * k_scales[None, :]
-            else:
+            if not LATENT:
                 v_scales = tl.load(v_scales_head_ptr + scale_places, mask=keys < seq_len, other=0.0)
                 k = k.to(tl.float32) * k_scales[None, :]
-            v = v.to(tl.float32) * v_scales[:, None]
+                v = v.to(tl.float32) * v_scales[:, None]
         v = v.to(VALUE_DTYPE)
         k = tl.trans(v) if LATENT else k.to(q.dtype)
         if OF_BYTES and not LATENT:
@@ -163,6 +161,8 @@ def attend_tiles(
         products = tl.dot(q, k, input_precision=INPUT_PRECISION)
         if LATENT:
             products = tl.dot(q_tail, k_tail.to(q.dtype), products, input_precision=INPUT_PRECISION)
+            if HAS_SCALES:
+                products = products * k_scales[None, :]
         if tanh_scale is not None:
             products = _tanh(products * tanh_scale)
         if MASKED:
@@ -181,6 +181,8 @@ def attend_tiles(
         alpha = tl.exp2(m_i - m_safe)
         p = tl.exp2(tl.fma(products, qk_scale, -m_safe[:, None]))
         l_i = tl.fma(l_i, alpha, tl.sum(p, axis=1))
+        if LATENT and HAS_SCALES:
+            p = p * k_scales[None, :]
         acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision=INPUT_PRECISION)
         m_i = m_new
     return acc, m_i, l_i

@@ -135,12 +135,13 @@ def default_config(
     }
 
 
-def latent_config(batch: int, element_size: int) -> dict[str, int]:
-    """The same for latents, whose tiles of 512 are as wide as four heads. Not measured yet. `element_size`: of q."""
+def latent_config(batch: int, element_size: int, *, has_slot_scales: bool = False) -> dict[str, int]:
+    """The same for latents, whose tiles of 512 are as wide as four heads. Not measured yet. `element_size`: of q. With
+    the scales of slots 32 keys spill up to 32 bytes (ptxas, triton 3.7)."""
     return {
         "persistent": int(1 < batch <= MAX_PERSISTENT_ROWS),
         "programs_per_sm": 1,
-        "BLOCK_N": 16 if element_size == 4 else 32,
+        "BLOCK_N": 16 if element_size == 4 or has_slot_scales else 32,
         "num_warps": 8,
         "num_stages": 2,
         "maxnreg": 0,
@@ -216,7 +217,7 @@ def decode_attention(
             "max_keys": next_power_of_2(max_keys),
         }
         if heads.is_latent:
-            default = latent_config(batch, q.element_size())
+            default = latent_config(batch, q.element_size(), has_slot_scales=isinstance(k_scale, Tensor))
         else:
             default = default_config(
                 batch,

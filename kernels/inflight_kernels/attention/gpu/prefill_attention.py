@@ -225,12 +225,12 @@ def default_config(
     }
 
 
-def latent_config(element_size: int) -> dict[str, int]:
-    """The same for latents, whose tiles of 512 are as wide as four heads. Not measured yet. `element_size`: of q."""
+def latent_config(element_size: int, *, has_slot_scales: bool = False) -> dict[str, int]:
+    """The same for latents, whose tiles of 512 are as wide as four heads: 64 rows spill up to 200 bytes, and with the
+    scales of slots 32 keys 16 (ptxas, triton 3.7). Not measured yet. `element_size`: of q."""
     if element_size == 4:
         return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 8, "num_stages": 2, "maxnreg": 0}
-    # 64 rows spill up to 200 bytes (ptxas, triton 3.7).
-    return {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 8, "num_stages": 2, "maxnreg": 0}
+    return {"BLOCK_M": 32, "BLOCK_N": 16 if has_slot_scales else 32, "num_warps": 8, "num_stages": 2, "maxnreg": 0}
 
 
 def prefill_attention(
@@ -283,7 +283,7 @@ def prefill_attention(
             programs = cdiv(max_query_len, max(LONG_ROWS // group, 1)) * heads.count * batch
             shape |= {"rows": next_power_of_2(rows), "programs": next_power_of_2(programs)}
         if heads.is_latent:
-            default = latent_config(q.element_size())
+            default = latent_config(q.element_size(), has_slot_scales=isinstance(k_scale, Tensor))
         else:
             default = default_config(
                 rows, programs, head_dim, q.element_size(), q.device, has_slot_scales=isinstance(k_scale, Tensor)
