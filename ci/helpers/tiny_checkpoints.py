@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -25,6 +27,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
@@ -175,6 +178,24 @@ def _with_delta_nets(num_layers: int = 3, **changes: Any) -> dict[str, Any]:
     return {**SIZES, "head_dim": 16, "layer_types": kinds, "rope_parameters": _partial(0.5), **heads, **changes}
 
 
+LATENTS: dict[str, Any] = {
+    **{key: value for key, value in SIZES.items() if key != "num_key_value_heads"},
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 28,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+"""Of attention to latents, and experts behind the first layer."""
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": _llama(),
     "llama-tied": _llama(tie_word_embeddings=True),
@@ -213,6 +234,14 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "glm4-moe-groups": _glm4_moe(
         n_group=4, topk_group=2, norm_topk_prob=False, first_k_dense_replace=0, use_qk_norm=True, num_mtp_layers=0
     ),
+    "deepseek-v2": DeepseekV2Config(**LATENTS | {"q_lora_rank": None}, mlp_bias=True),
+    "deepseek-v2-groups": DeepseekV2Config(
+        **LATENTS, topk_method="group_limited_greedy", n_group=4, topk_group=2, attention_bias=True
+    ),
+    "deepseek-v3": DeepseekV3Config(
+        **LATENTS, n_group=4, topk_group=2, rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}
+    ),
+    "glm4-moe-lite": Glm4MoeLiteConfig(**LATENTS, mlp_layer_types=["sparse", "dense", "sparse"], rope_interleave=False),
     "ernie4.5-moe": _ernie4_5_moe(use_bias=False),
     "ernie4.5-moe-last": _ernie4_5_moe(moe_layer_start_index=0, moe_layer_interval=2, moe_num_shared_experts=0),
     "granite-moe": _granite_moe(attention_bias=True),
@@ -288,6 +317,10 @@ COMPILED_CONFIGS: dict[str, PreTrainedConfig] = {
 
 WIDE = {"max_position_embeddings": 1024, "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 """Heads of 32."""
+OF_WIDE_LATENTS = {
+    **{"num_key_value_heads": 2, "q_lora_rank": 32, "kv_lora_rank": 64},
+    **{"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64},
+}
 COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "mistral-wide": _mistral(**WIDE, head_dim=32, sliding_window=40),
     "qwen2-wide": _qwen2(**WIDE),
@@ -298,6 +331,9 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen3-moe-wide": _qwen3_moe(**WIDE, head_dim=32, norm_topk_prob=False, mlp_only_layers=[1]),
     "qwen2-moe-wide": _qwen2_moe(**WIDE),
     "glm4-moe-wide": _glm4_moe(**WIDE | {"head_dim": 32}, n_group=4, topk_group=2),
+    "deepseek-v3-wide": DeepseekV3Config(
+        **LATENTS | WIDE | OF_WIDE_LATENTS, n_group=4, topk_group=2, rope_parameters={**YARN, "mscale_all_dim": 1.0}
+    ),
     "granite-moe-wide": _granite_moe(**WIDE),
     "gpt-oss-wide": GptOssConfig(**_alternating(**WIDE, head_dim=32, num_local_experts=5, num_experts_per_tok=2)),
     "gemma3-wide": Gemma3TextConfig(

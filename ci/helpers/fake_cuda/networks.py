@@ -102,6 +102,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "attention_bias": True,
     },
+    "deepseek v3": {
+        **LLAMA_8B,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1,
+    },
     "granite moe": {
         **LLAMA_8B,
         "architectures": ["GraniteMoeForCausalLM"],
@@ -185,7 +197,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 """Together of every part: windows, biases, norms on heads, partly rotated heads, scaled parts, experts; soft caps,
-sinks, norms behind branches, norms of all heads, LayerNorm, parallel branches, learned positions, no gate."""
+sinks, norms behind branches, norms of all heads, LayerNorm, parallel branches, learned positions, no gate, latents."""
 WHOLE_ONLY = frozenset({"olmo 2"})
 """Those of FAMILIES that ranks cannot split."""
 

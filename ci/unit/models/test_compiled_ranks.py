@@ -178,7 +178,7 @@ def test_logits_are_as_exact_as_those_of_torch(
 @pytest.mark.parametrize(
     "name",
     [
-        *("mixtral-wide", "qwen3-moe-wide", "granite-wide", "qwen2-moe-wide", "glm4-moe-wide"),
+        *("mixtral-wide", "qwen3-moe-wide", "granite-wide", "qwen2-moe-wide", "glm4-moe-wide", "deepseek-v3-wide"),
         *("gpt-oss-wide", "gemma3-wide", "cohere-wide"),
     ],
 )
