@@ -71,18 +71,10 @@ def sum_with_sinks(m_i, l_i, sinks_ptr, heads, mask):
 
 
 @triton.jit
-def load_queries(
-    q_ptrs, mask_rows, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_TAIL: tl.constexpr
-):
-    """Queries whose first elements are at `q_ptrs` (rows, 1), and what they have behind the size of a value."""
-    offs_d = tl.arange(0, BLOCK_D)
-    q = tl.load(q_ptrs + offs_d[None, :], mask=mask_rows[:, None] & (offs_d < VALUE_DIM)[None, :], other=0.0)
-    q_tail = None
-    if BLOCK_TAIL > 0:
-        offs_tail = tl.arange(0, BLOCK_TAIL)
-        mask = mask_rows[:, None] & (offs_tail < HEAD_DIM - VALUE_DIM)[None, :]
-        q_tail = tl.load(q_ptrs + (VALUE_DIM + offs_tail)[None, :], mask=mask, other=0.0)
-    return q, q_tail
+def load_queries(q_ptrs, mask_rows, FIRST: tl.constexpr, END: tl.constexpr, BLOCK: tl.constexpr):
+    """Elements FIRST to END of the queries whose first elements are at `q_ptrs` (rows, 1)."""
+    offs = FIRST + tl.arange(0, BLOCK)
+    return tl.load(q_ptrs + offs[None, :], mask=mask_rows[:, None] & (offs < END)[None, :], other=0.0)
 
 
 @triton.jit

@@ -47,7 +47,8 @@ def _attend_part(
     head_64 = head.to(tl.int64)
     heads = head_64 * GROUP + offs_m
     q_ptrs = q_ptr + row_64 * stride_qb + heads[:, None] * stride_qh
-    q, q_tail = load_queries(q_ptrs, offs_m < GROUP, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_TAIL)
+    q = load_queries(q_ptrs, offs_m < GROUP, 0, VALUE_DIM, BLOCK_D)
+    q_tail = load_queries(q_ptrs, offs_m < GROUP, VALUE_DIM, HEAD_DIM, BLOCK_TAIL) if BLOCK_TAIL > 0 else None
     acc = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     l_i = tl.zeros([BLOCK_M], dtype=tl.float32)

@@ -131,7 +131,8 @@ def prefill_attention_kernel(
     mask_m = (offs_m < BLOCK_Q * GROUP) & (tokens < query_len)
     rows = (query_begin + tokens).to(tl.int64)
     q_ptrs = q_ptr + rows[:, None] * stride_qt + heads[:, None].to(tl.int64) * stride_qh
-    q, q_tail = load_queries(q_ptrs, mask_m, HEAD_DIM, VALUE_DIM, BLOCK_D, BLOCK_TAIL)
+    q = load_queries(q_ptrs, mask_m, 0, VALUE_DIM, BLOCK_D)
+    q_tail = load_queries(q_ptrs, mask_m, VALUE_DIM, HEAD_DIM, BLOCK_TAIL) if BLOCK_TAIL > 0 else None
 
     first_position = seq_len - query_len + pid_q * BLOCK_Q
     last_position = tl.minimum(first_position + BLOCK_Q, seq_len) - 1
