@@ -31,6 +31,8 @@ from inflight_kernels.cpu import (
 from inflight_kernels.cpu.operations import NativeProgram
 
 BLOCK_SIZE = 4
+CACHED = ("keys", "values", "latents")
+"""What layers keep of tokens."""
 
 needs_compiler = pytest.mark.skipif(bool(unsupported_reason()), reason=f"cannot compile here: {unsupported_reason()}")
 HAS_AMX = variants.AMX in variants_here()
@@ -153,8 +155,8 @@ class Network:
     def fill_cache(self) -> None:
         for number, layer in enumerate(self.cache.states):
             generator = torch.Generator().manual_seed(number)
-            for tensor in (layer["keys"], layer["values"]):
-                tensor.copy_(torch.randn(tensor.shape, generator=generator).bfloat16())
+            for name in filter(layer.__contains__, CACHED):
+                layer[name].copy_(torch.randn(layer[name].shape, generator=generator).bfloat16())
 
     @torch.inference_mode()
     def logits(self, step: Step, given: GivenEmbeddings | None = None, slots: Sequence[int] | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_network import INSTRUCTIONS, Network, Step, config_of, force_in, needs_compiler
+from compiled_network import CACHED, INSTRUCTIONS, Network, Step, config_of, force_in, needs_compiler
 from gguf import GGMLQuantizationType
 from gguf_files import Q8_0, write_model
 from lora_adapters import RandomAdapter
@@ -79,10 +79,12 @@ class Part(Network):
         first = self.rank * self.num_kv_heads // self.num_ranks
         for number, layer in enumerate(self.cache.states):
             generator = torch.Generator().manual_seed(number)
-            for tensor in (layer["keys"], layer["values"]):
-                *places, num_kv_heads, size = tensor.shape
-                whole = torch.randn((*places, self.num_kv_heads, size), generator=generator).bfloat16()
-                tensor.copy_(whole[:, :, first : first + num_kv_heads])
+            for name in filter(layer.__contains__, CACHED):
+                *places, num_kv_heads, size = layer[name].shape
+                # All ranks have the latents of all heads.
+                of_all, begin = (1, 0) if name == "latents" else (self.num_kv_heads, first)
+                whole = torch.randn((*places, of_all, size), generator=generator).bfloat16()
+                layer[name].copy_(whole[:, :, begin : begin + num_kv_heads])
 
 
 class Parts:
@@ -99,7 +101,7 @@ class Parts:
         self.of_ranks = [
             Part(
                 decoder=each.decoder,
-                cache=each.kv_cache,
+                cache=each.store,
                 adapters=each.adapters,
                 rank=rank,
                 num_ranks=len(engines),
