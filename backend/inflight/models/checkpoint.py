@@ -177,12 +177,24 @@ class Checkpoint:
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
 
-    def slices(self, ignored: tuple[str, ...] = ()) -> dict[str, Any]:
-        """All tensors by name as safetensors' lazy slices, except names that end with one of `ignored`.
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Of tensor `name`, whatever its dtype. Raises if there is none."""
+        if name not in self:
+            raise self._missing(name)
+        try:
+            return tuple(self._open(self._file_of[name]).get_slice(name).get_shape())
+        except SafetensorError as error:
+            raise self._broken(self._file_of[name], error) from None
+
+    def slices(self, ignored: tuple[str, ...] = (), without: Collection[str] = ()) -> dict[str, Any]:
+        """All tensors by name as safetensors' lazy slices, except names that end with one of `ignored` or are one of
+        `without`.
 
         A slice reads its bytes when it is indexed.
         """
-        return {name: self._open_slice(name) for name in self._file_of if not name.endswith(ignored)}
+        return {
+            name: self._open_slice(name) for name in self._file_of if not name.endswith(ignored) and name not in without
+        }
 
     def refuse_leftovers(self, ignored: tuple[str, ...] = (), unread: tuple[str, ...] = ()) -> None:
         """Raise if a tensor was never asked for, since the network lacks it; names that end in `ignored` or begin with

@@ -119,6 +119,19 @@ def keeps_codes(config: EngineConfig, model: ModelConfig, device: torch.device, 
     )
 
 
+def order_of_products(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> cpu.Order | None:
+    """Of the sums of single products in C++; None = they do not run there."""
+    if device.type != "cpu" or config.cpu_compile == "false" or cpu.unsupported_reason():
+        return None
+    order = cpu.Order(config.cpu_order)
+    try:
+        cpu.load_library(dtype, order=order)
+    except cpu.LibraryUnavailable as unavailable:
+        logger.warning("linear layers run in torch, several times slower: %s", unavailable)
+        return None
+    return order
+
+
 def compile_network(
     config: EngineConfig,
     network: Network,

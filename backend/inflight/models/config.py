@@ -155,16 +155,6 @@ def _check_experts(path: Path, family: Family) -> None:
         )
 
 
-def refuse_quantized(path: Path, values: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if the checkpoint's weights are quantized: transformers' code multiplies floats."""
-    if quantization := read_quantization(path, values):
-        method = quantization.get("quant_method", "unknown")
-        raise ConfigurationError(
-            f"{path}: quantized checkpoints ({method}) are not supported with transformers' modelling code; "
-            "use the float16, bfloat16 or float32 one"
-        )
-
-
 def _heads(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[int, int, int]:
     """Query heads, key/value heads and the size of a head."""
     num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -17,7 +18,7 @@ from inflight.errors import ConfigurationError
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.cache_scales import has_cache_scales
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.compiled import keeps_codes
+from inflight.models.compiled import keeps_codes, order_of_products
 from inflight.models.config import ModelConfig
 from inflight.models.config_file import NotNative
 from inflight.models.decoder_loading import load_decoder
@@ -37,6 +38,7 @@ UNUSED_SCALES = (
     "the checkpoint brings scales for a KV cache in fp8, which are not used: kv_cache_dtype is not fp8, which would "
     "make room for more tokens, and round them"
 )
+Config = TypeVar("Config", ModelConfig, TransformersConfig)
 KV_DTYPES = {"auto": None, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 """See WeightLoader, by `kv_cache_dtype`."""
 INPUTS = {"auto": None, "keep": Inputs.KEPT, "int8": Inputs.INT8}
@@ -62,7 +64,7 @@ def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
     return model if config.quantization == "none" else _quantized_on_load(config, model)
 
 
-def _quantized_on_load(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+def _quantized_on_load(config: EngineConfig, model: Config) -> Config:
     if model.weight_format.quantized:
         raise ConfigurationError(
             f"quantization is {config.quantization}, and the weights of {config.gpt_model_path} are "
@@ -72,11 +74,6 @@ def _quantized_on_load(config: EngineConfig, model: ModelConfig) -> ModelConfig:
 
 
 def _through_transformers(config: EngineConfig, reason: str) -> TransformersConfig:
-    if config.quantization != "none":
-        raise ConfigurationError(
-            f"quantization is {config.quantization}, but transformers' modelling code computes the checkpoint "
-            f"({reason}), with floats; set quantization to none"
-        )
     model = TransformersConfig.load(config.gpt_model_path)
     for key in ("tensor_parallel_size", "pipeline_parallel_size"):
         if getattr(config, key) > 1:
@@ -90,7 +87,7 @@ def _through_transformers(config: EngineConfig, reason: str) -> TransformersConf
             "products depend on the batch; set deterministic to false"
         )
     logger.info("transformers' modelling code computes %s: %s", model.architecture, reason)
-    return model
+    return model if config.quantization == "none" else _quantized_on_load(config, model)
 
 
 def load_network(
@@ -106,7 +103,7 @@ def load_network(
 ) -> Network:
     """Read this rank's part of the network, for sequences of up to `max_seq_len` tokens. Raises ConfigurationError.
 
-    `adapters`: where to note which layers take low-rank adapters; those of transformers' modelling code do not.
+    `adapters`: where to note which layers take low-rank adapters.
     `weights`: the memory of the native decoder's; if it is filled none are read. None = memory of the rank's own.
     `checkpoint`: None = that of gpt_model_path.
     """
@@ -116,31 +113,54 @@ def load_network(
     with checkpoint or open_checkpoint(config.gpt_model_path, is_read=is_read) as tensors:
         if has_cache_scales(tensors) != stores_fp8:
             logger.info(NO_SCALES if stores_fp8 else UNUSED_SCALES)
-        if isinstance(model, ModelConfig):
-            # One position more than a sequence can have: the next step may have been launched already when it ends.
-            weight_format = model.weight_format
-            cache = None
-            if isinstance(weight_format, OnLoadFormat) and device.type == "cpu" and tensors.is_read:
-                cache = CodeCache(tensors, weight_format.code, dtype)
-                weight_format = replace(weight_format, cache=cache)
-            loader = WeightLoader(
-                tensors,
-                weight_format,
-                groups.tensor,
-                dtype,
-                device,
-                adapters,
-                config.deterministic,
-                weights,
-                kv_dtype=kv_dtype,
-                keeps_codes=keeps_codes(config, model, device, groups.tensor),
-                inputs=INPUTS[config.cpu_activations],
-            )
-            layers = layers_of_stage(model.num_layers, groups.pipeline)
-            decoder = load_decoder(model, loader, max_seq_len + 1, layers)
-            if cache is not None:
-                cache.finish()
-            return decoder
-        from inflight.models.transformers_loading import load_transformers_decoder
+        return _load(config, model, groups, dtype, device, max_seq_len, adapters, weights, tensors)
 
-        return load_transformers_decoder(model, tensors, dtype, device, max_seq_len, kv_dtype=kv_dtype)
+
+def _load(
+    config: EngineConfig,
+    model: ModelConfig | TransformersConfig,
+    groups: ParallelGroups,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_seq_len: int,
+    adapters: AdapterPlaces | None,
+    weights: SharedWeights | None,
+    checkpoint: Checkpoint,
+) -> Network:
+    cache = None
+    if isinstance(model.weight_format, OnLoadFormat) and device.type == "cpu" and checkpoint.is_read:
+        cache = CodeCache(checkpoint, model.weight_format.code, dtype)
+        model = replace(model, weight_format=replace(model.weight_format, cache=cache))
+    kv_dtype, inputs = KV_DTYPES[config.kv_cache_dtype], INPUTS[config.cpu_activations]
+    if isinstance(model, ModelConfig):
+        loader = WeightLoader(
+            checkpoint,
+            model.weight_format,
+            groups.tensor,
+            dtype,
+            device,
+            adapters,
+            config.deterministic,
+            weights,
+            kv_dtype=kv_dtype,
+            keeps_codes=keeps_codes(config, model, device, groups.tensor),
+            inputs=inputs,
+        )
+        # One position more than a sequence can have: the next step may have been launched already when it ends.
+        decoder = load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
+        if cache is not None:
+            cache.finish()
+        return decoder
+    from inflight.models.transformers_loading import load_transformers_decoder
+
+    return load_transformers_decoder(
+        model,
+        checkpoint,
+        dtype,
+        device,
+        max_seq_len,
+        kv_dtype=kv_dtype,
+        inputs=inputs,
+        order=order_of_products(config, dtype, device),
+        adapters=adapters,
+    )

@@ -13,9 +13,12 @@ from typing import Any
 import torch
 
 from inflight.errors import ConfigurationError
-from inflight.models.config import read_architecture, read_dtype, refuse_quantized
-from inflight.models.config_file import read_config_file, tell_defaults
+from inflight.models.config import read_architecture, read_dtype
+from inflight.models.config_file import read_config_file, read_quantization, tell_defaults
+from inflight.models.formats.coded import CodedFormat
+from inflight.models.formats.dense import DenseFormat
 from inflight.models.hf_config import read_hf_config
+from inflight.models.weight_formats import choose_weight_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,7 @@ class TransformersConfig:
     """Longest sequence that the network's positions support."""
     dtype: torch.dtype
     """Of the checkpoint."""
+    weight_format: CodedFormat | DenseFormat
     network_class: Any
     """A class of transformers for causal language models."""
     hf_config: Any
@@ -42,7 +46,9 @@ class TransformersConfig:
         hf_config = read_hf_config(path)
         values = hf_config.to_dict()
         tell_defaults(path, read_config_file(path), values)
-        refuse_quantized(path, values)
+        weight_format = _weight_format(path, read_quantization(path, values))
+        if hasattr(hf_config, "quantization_config"):
+            del hf_config.quantization_config  # transformers would quantise the network itself
         network_class = _network_class(path, architecture, hf_config)
         max_positions = _max_positions(path, hf_config)
         return cls(
@@ -51,9 +57,20 @@ class TransformersConfig:
             max_position_embeddings=max_positions,
             max_positions=max_positions,
             dtype=read_dtype(path, hf_config.dtype),
+            weight_format=weight_format,
             network_class=network_class,
             hf_config=hf_config,
         )
+
+
+def _weight_format(path: Path, quantization: Mapping[str, Any]) -> CodedFormat | DenseFormat:
+    weight_format = choose_weight_format(path, quantization)
+    if not isinstance(weight_format, CodedFormat | DenseFormat):
+        raise ConfigurationError(
+            f"{path}: quantized checkpoints ({weight_format.quantized}) are not supported with transformers' modelling "
+            "code; use the float16, bfloat16 or float32 one"
+        )
+    return weight_format
 
 
 def _network_class(path: Path, architecture: str, hf_config: Any) -> Any:

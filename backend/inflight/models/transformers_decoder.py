@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,27 +23,10 @@ from transformers import AttentionInterface, PreTrainedModel
 import inflight_kernels
 from inflight.layers.attention import AttentionMetadata, KeyValueCache, KeyValueSpec, attend
 from inflight.layers.state import LayerState, StateSpec
+from inflight.models.transformers_step import Step, current_step, within
 
 PAGED_ATTENTION = "inflight"
 """Name of our attention in transformers. No mask function is registered under it, so transformers creates no mask."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What the attention function needs while a network runs."""
-
-    specs: Sequence[KeyValueSpec]
-    states: Sequence[LayerState]
-    metadata: AttentionMetadata
-    cos_sin: Tensor
-    """float32 (1, 2R), a rotation by the angle 0: the layers rotate queries and keys themselves."""
-    no_positions_T: Tensor
-    """int64, zeros: each token's row of `cos_sin`."""
-
-
-_STEP: ContextVar[Step] = ContextVar("step")
-"""The step that this thread computes. Not passed through the network as an argument, since some networks drop unknown
-arguments."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,11 +88,8 @@ class TransformersDecoder:
         inputs = {"input_ids": token_ids_T[None]}
         if metadata.given is not None:
             inputs = {"inputs_embeds": metadata.given.put_into(self.embedding(token_ids_T))[None]}
-        token = _STEP.set(step)
-        try:
+        with within(step):
             output = self.backbone(**inputs, position_ids=positions_T[None], use_cache=False)
-        finally:
-            _STEP.reset(token)
         hidden_TD: Tensor = output.last_hidden_state[0]
         return hidden_TD
 
@@ -136,7 +115,8 @@ def paged_attention(
 
     Other arguments, windows too, were checked by inspection.py when the network was loaded.
     """
-    step = _STEP.get()
+    step = current_step()
+    assert step is not None, "attention outside of a step"
     layer: Any = module.layer_idx
     spec = step.specs[layer]
     cache = KeyValueCache.of(step.states[layer], spec.k_scale, spec.v_scale)

@@ -10,17 +10,23 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from inflight.errors import ConfigurationError
 from inflight.log_progress import ByteProgress
+from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.inspection import Unfit, inspect_network
+from inflight.models.formats.coded import CodedFormat
+from inflight.models.formats.format import Target
+from inflight.models.inspection import NUM_TOKENS, Unfit, inspect_network
 from inflight.models.token_check import check_tokens, find_embedding_size
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
+from inflight.models.transformers_linears import CodedLayers, place_adapters, replace_linears, settle
 from inflight.models.upload import Upload
 from inflight.models.usable_values import why_unusable
+from inflight_kernels import Inputs, cpu
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +42,20 @@ def load_transformers_decoder(
     max_seq_len: int,
     *,
     kv_dtype: torch.dtype | None = None,
+    inputs: Inputs | None = None,
+    order: cpu.Order | None = None,
+    adapters: AdapterPlaces | None = None,
 ) -> TransformersDecoder:
     """`kv_dtype`: of keys and values in the cache, with the scale 1 if it is fp8; None = that of the activations.
+    `inputs`: what C++ multiplies codes with, see Target. `order`: of the sums of linear layers in C++; None = torch
+    computes them. `adapters`: where to note which layers take low-rank adapters; None = none does.
 
     Raises ConfigurationError for an incomplete checkpoint, and for a class that cannot be served.
     """
-    network = _read(config, checkpoint, dtype)
+    coded = None
+    if isinstance(config.weight_format, CodedFormat):
+        coded = _coded_layers(config, checkpoint, config.weight_format)
+    network = _read(config, checkpoint, dtype, coded, device)
     for name, parameter in network.named_parameters():
         if reason := why_unusable(parameter.data, parameter.dtype):
             raise ConfigurationError(f"{checkpoint.folder}: tensor {name} {reason}")
@@ -51,8 +65,14 @@ def load_transformers_decoder(
     if device.type != "cpu":
         _upload_parameters(network, device)
     network.requires_grad_(False).to(device)
+    if coded is not None:
+        coded.put_into(network, _target(dtype, device, inputs, keeps_codes=order is not None))
+    layers = replace_linears(network, dtype, device)
     try:
         findings = inspect_network(network, max_seq_len, device)
+        if adapters is not None:
+            place_adapters(network, layers, NUM_TOKENS, adapters)
+        settle(list(layers.values()), dtype, order, {each.data_ptr() for each in network.parameters()})
         decoder = TransformersDecoder.assemble(network, findings.backbone, findings.specs, max_seq_len, device)
         check_tokens(network, decoder, max_seq_len, device)
         decoder.embedding_size = find_embedding_size(network, decoder, max_seq_len, device)
@@ -84,14 +104,39 @@ def _upload_parameters(network: torch.nn.Module, device: torch.device) -> None:
     progress.end(num_bytes)
 
 
-def _read(config: TransformersConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+def _coded_layers(config: TransformersConfig, checkpoint: Checkpoint, weight_format: CodedFormat) -> CodedLayers:
+    try:
+        return CodedLayers(config.network_class, config.hf_config, checkpoint, weight_format)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise _unreadable(config, checkpoint, error) from error
+
+
+def _target(own: torch.dtype, device: torch.device, inputs: Inputs | None, *, keeps_codes: bool) -> Target:
+    def empty(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, dtype=dtype or own, device=device)
+
+    return Target(dtype=own, device=device, empty=empty, keeps_codes=keeps_codes, inputs=inputs)
+
+
+def _read(
+    config: TransformersConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    coded: CodedLayers | None,
+    device: torch.device,
+) -> Any:
+    network_class, slices = config.network_class, None
+    if coded is not None:
+        network_class, slices = coded.class_without(network_class, dtype, device), coded.slices(NOT_WEIGHTS)
     disable_progress_bar()
     try:
         # Given the tensors, transformers does not search for files, adapters or code. Mismatches are reported below.
-        network, report = config.network_class.from_pretrained(
+        network, report = network_class.from_pretrained(
             None,
             config=config.hf_config,
-            state_dict=checkpoint.slices(NOT_WEIGHTS),
+            state_dict=checkpoint.slices(NOT_WEIGHTS) if slices is None else slices,
             dtype=dtype,
             attn_implementation="eager",
             output_loading_info=True,
@@ -99,10 +144,7 @@ def _read(config: TransformersConfig, checkpoint: Checkpoint, dtype: torch.dtype
         )
     except Exception as error:
         # Building the class from config.json can raise any exception; in every case the checkpoint has to be changed.
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(
-            f"{checkpoint.folder}: transformers cannot read it as {config.architecture}: {reason}"
-        ) from error
+        raise _unreadable(config, checkpoint, error) from error
     mismatched = {
         f"{name} (shape {list(found)} where config.json asks for {list(asked)})"
         for name, found, asked in report["mismatched_keys"]
@@ -111,6 +153,11 @@ def _read(config: TransformersConfig, checkpoint: Checkpoint, dtype: torch.dtype
     _refuse(checkpoint, "has no tensor", report["missing_keys"])
     _refuse(checkpoint, "holds tensors that its config.json does not account for:", report["unexpected_keys"])
     return network.eval()
+
+
+def _unreadable(config: TransformersConfig, checkpoint: Checkpoint, error: Exception) -> ConfigurationError:
+    reason = " ".join(str(error).split())
+    return ConfigurationError(f"{checkpoint.folder}: transformers cannot read it as {config.architecture}: {reason}")
 
 
 def _refuse(checkpoint: Checkpoint, what: str, names: set[str]) -> None:

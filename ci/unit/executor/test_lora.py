@@ -150,6 +150,17 @@ def test_tokens_are_those_of_merged_weights_alone_and_mixed(any_case: Case) -> N
         asked.check(["", "all", "some", "", "wide"])
 
 
+@pytest.mark.parametrize("cpu_compile", ["auto", "false"])
+def test_transformers_code_takes_them_too(tmp_path: Path, cpu_compile: str) -> None:
+    case = Case(tmp_path, "gemma3" if cpu_compile == "auto" else "qwen3-moe")
+    with Asked(case, model_impl="transformers", cpu_compile=cpu_compile) as asked:
+        asked.check(["", "all", "some", "", "wide"])
+        numbered = asked.send(case.prompts[1], lora_config=case.adapters["all"].lora_config(5))
+        assert asked.tokens(numbered) == case.expected["all"][1]
+        head = RandomAdapter.of(case.checkpoint, 4, targets=("lm_head",)).save(case.lora_dir / "head")
+        assert "only the linear layers" in asked.error(asked.send([1], lora_request=LoRARequest("head", 8, str(head))))
+
+
 def test_in_chunks_of_few_tokens(case: Case) -> None:
     with Asked(case, max_num_tokens=8, max_batch_size=5, enable_kv_cache_reuse=False) as asked:
         asked.check(["", "all", "wide"])

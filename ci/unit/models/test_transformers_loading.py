@@ -123,10 +123,3 @@ def test_a_checkpoints_own_code_is_never_run(gpt2: TinyCheckpoint) -> None:
 def test_a_class_that_is_no_language_model_of_transformers(gpt2: TinyCheckpoint, architecture: str) -> None:
     change_json(gpt2.folder, architectures=[architecture])
     assert refused(gpt2).startswith(f"{architecture} is not a causal language model of transformers ")
-
-
-def test_quantized_checkpoints_are_refused(gpt2: TinyCheckpoint) -> None:
-    change_json(gpt2.folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "quantized checkpoints (gptq) are not supported with transformers' modelling code" in refusal(
-        gpt2.folder, model_impl="transformers"
-    )

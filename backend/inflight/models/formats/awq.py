@@ -42,6 +42,16 @@ class AwqFormat(CodedFormat):
         """See CodedFormat: a word."""
         return 8
 
+    @property
+    def ending(self) -> str:
+        """See CodedFormat."""
+        return "qweight"
+
+    def shape_of_layer(self, checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+        """See CodedFormat."""
+        num_inputs, num_words = checkpoint.shape_of(f"{name}.{self.ending}")
+        return 8 * num_words, num_inputs
+
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""
         return f"{name}.weight" in checkpoint

@@ -43,6 +43,13 @@ class Nf4Format(CodedFormat):
         """See CodedFormat."""
         return Coding(code=Code.NF4, group_size=BLOCK_SIZE, scale_dtype=torch.float32)
 
+    def shape_of_layer(self, checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+        """See CodedFormat."""
+        shape = self._state(checkpoint, f"{name}.weight").get("shape")
+        if not isinstance(shape, list) or len(shape) != 2:
+            raise ConfigurationError(f"{checkpoint.folder}: tensor {name}.weight.{STATE} has no shape of two numbers")
+        return int(shape[0]), int(shape[1])
+
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""
         return checkpoint.dtype_of(f"{name}.weight") not in BYTES

@@ -74,6 +74,22 @@ class CodedFormat(ABC):
         """Inputs that share a scale, of a rank's `num_inputs`."""
         return self.coding.group_size or -(-num_inputs // GROUP_UNIT) * GROUP_UNIT
 
+    @property
+    def ending(self) -> str:
+        """Of the name of a layer's codes."""
+        return "weight"
+
+    def layers(self, checkpoint: Checkpoint) -> list[str]:
+        """Names of the layers that are codes."""
+        ending = f".{self.ending}"
+        names = [name.removesuffix(ending) for name in checkpoint.names if name.endswith(ending)]
+        return [name for name in names if not self.is_dense(checkpoint, name)]
+
+    def shape_of_layer(self, checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+        """(O, I), as the shape of its codes says."""
+        num_outputs, num_inputs = checkpoint.shape_of(f"{name}.{self.ending}")
+        return num_outputs, num_inputs
+
     @abstractmethod
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """Whether the layer of that name was not quantised."""

@@ -57,6 +57,16 @@ class GptqFormat(CodedFormat):
         """See CodedFormat: a word of zeros."""
         return 32 // self.bits
 
+    @property
+    def ending(self) -> str:
+        """See CodedFormat."""
+        return "qweight"
+
+    def shape_of_layer(self, checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+        """See CodedFormat."""
+        num_words, num_outputs = checkpoint.shape_of(f"{name}.{self.ending}")
+        return num_outputs, num_words * 32 // self.bits
+
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""
         return f"{name}.weight" in checkpoint

@@ -52,6 +52,16 @@ class PackedFormat(CodedFormat):
         """See CodedFormat: a word of zeros."""
         return 1 if self.scheme.is_symmetric else OUTPUTS_OF_ZEROS
 
+    @property
+    def ending(self) -> str:
+        """See CodedFormat."""
+        return "weight_packed" if self.scheme.is_packed else "weight"
+
+    def shape_of_layer(self, checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+        """See CodedFormat."""
+        num_outputs, columns = checkpoint.shape_of(f"{name}.{self.ending}")
+        return num_outputs, columns * 32 // self.scheme.bits if self.scheme.is_packed else columns
+
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""
         if self.scheme.is_packed:
@@ -157,6 +167,16 @@ class Mxfp4Format(CodedFormat):
     def coding(self) -> Coding:
         """See CodedFormat. bfloat16 holds every power of 2 that a scale can be."""
         return Coding(code=Code.FP4, group_size=32, scale_dtype=torch.bfloat16)
+
+    @property
+    def ending(self) -> str:
+        """See CodedFormat."""
+        return "weight_packed"
+
+    def shape_of_layer(self, checkpoint: Checkpoint, name: str) -> tuple[int, int]:
+        """See CodedFormat."""
+        num_outputs, num_bytes = checkpoint.shape_of(f"{name}.{self.ending}")
+        return num_outputs, 2 * num_bytes
 
     def is_dense(self, checkpoint: Checkpoint, name: str) -> bool:
         """See CodedFormat."""

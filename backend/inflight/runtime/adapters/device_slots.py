@@ -22,7 +22,7 @@ def allocate_adapters(
 
     Raises InsufficientMemory if there is no room for one."""
     if not places.places:
-        logger.warning("no LoRA adapters are served: transformers' modelling code takes none")
+        logger.warning("no LoRA adapters are served: the network has no linear layers that take any")
         return
     max_rank, wanted = config.lora_cache_max_adapter_size, config.max_loras or config.max_batch_size
     slot_bytes = places.slot_bytes(max_rank, dtype)
