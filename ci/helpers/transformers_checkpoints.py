@@ -27,6 +27,18 @@ LONGROPE: dict[str, Any] = {
     "long_factor": [2.0 + pair for pair in range(8)],
 }
 
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "first_k_dense_replace": 3,
+}
+"""Keys of 24 elements a head, values of 16."""
+
 
 def make_config(model_type: str, **changes: Any) -> PreTrainedConfig:
     config: PreTrainedConfig = CONFIG_MAPPING[model_type](**{**SIZES, "hidden_size": 64, "head_dim": 16, **changes})
@@ -39,6 +51,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "arcee": make_config("arcee"),
     "cohere": make_config("cohere", tie_word_embeddings=True),
     "cohere2": make_config("cohere2", **MIXED, tie_word_embeddings=True),
+    "deepseek_v3": make_config("deepseek_v3", **LATENT),
     "ernie4_5": make_config("ernie4_5"),
     "exaone4": make_config("exaone4", **MIXED),
     "gemma": make_config("gemma"),

@@ -14,6 +14,7 @@ from tiny_checkpoints import TinyCheckpoint
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
+from inflight.models.transformers_sequential import wants_positions
 from inflight.runtime.model_runner import ModelRunner
 
 BLOCK_SIZE = 4
@@ -55,8 +56,12 @@ class Sample:
     @classmethod
     def of(cls, checkpoint: TinyCheckpoint, length: int) -> Sample:
         prompt, tokens = checkpoint.prompt(length, NUM_TOKENS)
+        model = checkpoint.model
         with torch.inference_mode():
-            logits = checkpoint.model(torch.tensor([prompt + tokens])).logits[0, length - 1 : -1]
+            token_ids = torch.tensor([prompt + tokens])
+            # As generate numbers them.
+            positions = {"position_ids": torch.arange(token_ids.shape[1])[None]} if wants_positions(model) else {}
+            logits = model(token_ids, **positions).logits[0, length - 1 : -1]
         return cls(prompt, tokens, logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0])
 
     def work(self, **options: Any) -> Work:

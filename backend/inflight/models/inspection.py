@@ -80,7 +80,7 @@ def inspect_network(network: Any, max_seq_len: int, device: torch.device) -> Fin
     token_ids = try_token_ids(network, NUM_TOKENS, device)
     positions = torch.arange(NUM_TOKENS, device=device)[None]
     try:
-        with _first_part_called(network) as names:
+        with first_part_called(network) as names:
             network(input_ids=token_ids, position_ids=positions, use_cache=False)
         attending = inspection.modules
         inspection.specs, inspection.windows, inspection.modules = {}, [], []
@@ -90,7 +90,9 @@ def inspect_network(network: Any, max_seq_len: int, device: torch.device) -> Fin
         _INSPECTION.reset(token)
     if not names:
         raise Unfit("it has no submodule that computes hidden states")
-    return Findings(names[0], _specs_of_layers(inspection.specs, network.config.num_hidden_layers))
+    return Findings(
+        names[0], _specs_of_layers(inspection.specs, network.config.get_text_config(decoder=True).num_hidden_layers)
+    )
 
 
 def _specs_of_layers(specs: Mapping[int, KeyValueSpec], num_layers: int) -> tuple[KeyValueSpec, ...]:
@@ -104,7 +106,7 @@ def _specs_of_layers(specs: Mapping[int, KeyValueSpec], num_layers: int) -> tupl
 
 
 @contextmanager
-def _first_part_called(network: nn.Module) -> Iterator[list[str]]:
+def first_part_called(network: nn.Module) -> Iterator[list[str]]:
     """Names of submodules of `network` that are PreTrainedModels, in the order in which they are called."""
     names: list[str] = []
     hooks = [
@@ -161,7 +163,8 @@ def _counting_refused(attending: list[nn.Module]) -> Iterator[None]:
 
 def try_token_ids(network: Any, length: int, device: torch.device) -> Tensor:
     """Test input, int64 (1, length); all ids differ if the vocabulary is large enough."""
-    return torch.tensor([[(17 + 31 * place) % network.config.vocab_size for place in range(length)]], device=device)
+    vocab_size = network.config.get_text_config(decoder=True).vocab_size
+    return torch.tensor([[(17 + 31 * place) % vocab_size for place in range(length)]], device=device)
 
 
 def _inspected_attention(
@@ -181,24 +184,23 @@ def _inspected_attention(
         raise Unfit(f"its {type(module).__name__} does not know which layer it is in")
     if layer in inspection.specs:
         raise Unfit(f"its layer {layer} attends more than once")
-    _refuse_other_attention(module, query, key, value, arguments)
+    if attention_mask is None and not arguments.get("is_causal", getattr(module, "is_causal", True)):
+        raise Unfit(BIDIRECTIONAL)
+    _refuse_other_attention(query, key, value, arguments)
     inspection.modules.append(module)
     inspection.specs[layer] = KeyValueSpec(
         num_kv_heads=key.shape[1],
-        head_dim=key.shape[-1],
+        head_dim=max(key.shape[-1], value.shape[-1]),
         dtype=key.dtype,
         sliding_window=inspection.window_of_layer(layer, attention_mask, sliding_window),
     )
-    return query.new_zeros(query.transpose(1, 2).shape), None
+    attended_shape = (*query.transpose(1, 2).shape[:-1], value.shape[-1])
+    return query.new_zeros(attended_shape), None
 
 
-def _refuse_other_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, arguments: Mapping[str, Any]
-) -> None:
-    if not arguments.get("is_causal", getattr(module, "is_causal", True)):
-        raise Unfit(BIDIRECTIONAL)
-    if query.shape[-1] != key.shape[-1] or value.shape != key.shape:
-        raise Unfit(f"its keys have {key.shape[-1]} elements a head and its values {value.shape[-1]}")
+def _refuse_other_attention(query: Tensor, key: Tensor, value: Tensor, arguments: Mapping[str, Any]) -> None:
+    if query.shape[-1] != key.shape[-1] or value.shape[:-1] != key.shape[:-1]:
+        raise Unfit(f"its queries, keys and values are {list(query.shape)}, {list(key.shape)} and {list(value.shape)}")
     if query.shape[1] % key.shape[1]:
         raise Unfit(f"its {query.shape[1]} query heads do not share {key.shape[1]} key heads evenly")
     if not query.dtype == key.dtype == value.dtype:

@@ -16,7 +16,8 @@ from inflight.layers.attention import AttentionMetadata
 from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.layers.state import LayerState, StateSpec
 from inflight.models.inspection import Unfit, try_token_ids
-from inflight.models.transformers_decoder import PAGED_ATTENTION, TransformersDecoder
+from inflight.models.transformers_decoder import TransformersDecoder
+from inflight.models.transformers_sequential import SequentialDecoder, wants_positions
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,9 @@ class _Chunk:
 
 
 @torch.inference_mode()
-def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, device: torch.device) -> None:
+def check_tokens(
+    network: Any, decoder: TransformersDecoder | SequentialDecoder, max_seq_len: int, device: torch.device
+) -> None:
     """Compare the logits of two short sequences, computed in chunks and in one batch, with those of the class's own
     attention. Raises Unfit.
 
@@ -48,9 +51,7 @@ def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, d
     """
     first, second = (min(length, max_seq_len) for length in LENGTHS)
     sequences = [try_token_ids(network, length, device) for length in (first, second)]
-    network.set_attn_implementation("eager")
-    expected = [network(input_ids=ids, use_cache=False).logits[0].float() for ids in sequences]
-    network.set_attn_implementation(PAGED_ATTENTION)
+    expected = [_expected(network, ids) for ids in sequences]
     blocks = -(-LENGTHS[0] // BLOCK_SIZE)
     states = [_state(spec, blocks * len(sequences), device) for spec in decoder.state_specs]
     table = torch.arange(blocks * len(sequences), dtype=torch.int32, device=device).view(len(sequences), blocks)
@@ -63,15 +64,29 @@ def check_tokens(network: Any, decoder: TransformersDecoder, max_seq_len: int, d
         token_ids_T = torch.cat([sequences[chunk.sequence][0, chunk.start : chunk.end] for chunk in chunks])
         hidden_TD = decoder.forward(token_ids_T, states, _metadata(decodes, prefills, table))
         logits_TV = decoder.logits(hidden_TD).float()
-        expected_TV = torch.cat([expected[chunk.sequence][chunk.start : chunk.end] for chunk in chunks])
+        expected_TV = torch.cat([expected[chunk.sequence][chunk.start : chunk.end] for chunk in chunks]).float()
         if logits_TV.shape != expected_TV.shape:
             raise Unfit(f"its head returns logits of shape {tuple(logits_TV.shape)} for {len(expected_TV)} tokens")
         errors.append((logits_TV - expected_TV).norm(dim=1) / expected_TV.norm(dim=1))
     error = float(torch.cat(errors).median())
-    if not error < TOLERANCE.get(decoder.specs[0].dtype, HALF_TOLERANCE):
+    if not error < TOLERANCE.get(expected[0].dtype, HALF_TOLERANCE):
         raise Unfit(
             f"with paged attention its logits are off by {error:.0%}: it keeps state or mixes tokens outside attention"
         )
+
+
+def _expected(network: Any, token_ids: Tensor) -> Tensor:
+    """Logits (T, V) as the class computes them from ids and, as for `generate`, positions from 0 on."""
+    attends_by_interface = network._can_set_attn_implementation()
+    if attends_by_interface:
+        former = network.config._attn_implementation
+        network.set_attn_implementation("eager")
+    positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
+    inputs = {"position_ids": positions} if wants_positions(network) else {}
+    logits_TV: Tensor = network(input_ids=token_ids, use_cache=False, **inputs).logits[0]
+    if attends_by_interface:
+        network.set_attn_implementation(former)
+    return logits_TV
 
 
 @torch.inference_mode()

@@ -18,7 +18,11 @@ from inflight.models.config_file import read_config_file, read_quantization, tel
 from inflight.models.formats.coded import CodedFormat
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.hf_config import read_hf_config
+from inflight.models.transformers_refusals import REFUSED
 from inflight.models.weight_formats import choose_weight_format
+
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "seq_length")
+"""Names that configurations have for the number of positions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,8 @@ class TransformersConfig:
 
     architecture: str
     vocab_size: int
+    hidden_size: int
+    """0 = unknown: not every class's configuration says it."""
     max_position_embeddings: int
     max_positions: int
     """Longest sequence that the network's positions support."""
@@ -43,6 +49,8 @@ class TransformersConfig:
         """Read `checkpoint`/config.json; ConfigurationError says what is missing or not supported."""
         path = Path(checkpoint, "config.json")
         architecture = read_architecture(path)
+        if architecture in REFUSED:
+            raise ConfigurationError(f"{path}: {architecture} cannot be served: {REFUSED[architecture]}")
         hf_config = read_hf_config(path)
         values = hf_config.to_dict()
         tell_defaults(path, read_config_file(path), values)
@@ -50,10 +58,16 @@ class TransformersConfig:
         if hasattr(hf_config, "quantization_config"):
             del hf_config.quantization_config  # transformers would quantise the network itself
         network_class = _network_class(path, architecture, hf_config)
-        max_positions = _max_positions(path, hf_config)
+        # Of a network that reads more than text, the part that does; it is served for text alone.
+        text_config = hf_config.get_text_config(decoder=True)
+        vocab_size = getattr(text_config, "vocab_size", None)
+        if not isinstance(vocab_size, int):
+            raise ConfigurationError(f"{path} has no vocab_size")
+        max_positions = _max_positions(path, text_config)
         return cls(
             architecture=architecture,
-            vocab_size=int(hf_config.vocab_size),
+            vocab_size=vocab_size,
+            hidden_size=int(getattr(text_config, "hidden_size", 0)),
             max_position_embeddings=max_positions,
             max_positions=max_positions,
             dtype=read_dtype(path, hf_config.dtype),
@@ -75,22 +89,20 @@ def _weight_format(path: Path, quantization: Mapping[str, Any]) -> CodedFormat |
 
 def _network_class(path: Path, architecture: str, hf_config: Any) -> Any:
     import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     found: Any = transformers.AutoModelForCausalLM._model_mapping.get(type(hf_config), None)
+    if architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        # Some read the configuration of more than text, or that of their text alone.
+        by_name = getattr(transformers, architecture, None)
+        found = by_name if isinstance(hf_config, getattr(by_name, "config_class", ())) else found
     if getattr(found, "__name__", "") != architecture:
         raise ConfigurationError(
             f"{path}: {architecture} is not a causal language model of transformers {transformers.__version__}"
         )
     if hf_config.is_encoder_decoder:
         raise ConfigurationError(f"{path}: {architecture} has an encoder; only decoders are supported")
-    if hf_config.get_text_config() is not hf_config:
-        raise ConfigurationError(f"{path}: {architecture} reads more than text; only text models are supported")
-    if not found._can_set_attn_implementation():
-        raise ConfigurationError(
-            f"{path}: the layers of {architecture} do not attend through transformers' attention interface, "
-            "through which this engine provides its paged attention"
-        )
-    if found._is_stateful:
+    if found._is_stateful or _recurrent_layers(hf_config.get_text_config(decoder=True)):
         raise ConfigurationError(
             f"{path}: {architecture} keeps a recurrent state, for which this engine has no cache; "
             "only networks whose layers all use attention are supported"
@@ -98,9 +110,18 @@ def _network_class(path: Path, architecture: str, hf_config: Any) -> Any:
     return found
 
 
+def _recurrent_layers(text_config: Any) -> bool:
+    """Whether transformers' cache of such a network keeps more than what each token has."""
+    from transformers import DynamicCache
+    from transformers.cache_utils import LinearAttentionCacheLayerMixin
+
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in DynamicCache(config=text_config).layers)
+
+
 def _max_positions(path: Path, hf_config: Any) -> int:
-    max_positions = getattr(hf_config, "max_position_embeddings", None)
-    if not isinstance(max_positions, int):
+    told = (getattr(hf_config, key, None) for key in POSITION_KEYS)
+    max_positions = next((value for value in told if isinstance(value, int)), None)
+    if max_positions is None:
         raise ConfigurationError(f"{path} does not say for how many positions the network is made")
     return min([max_positions, *_unscaled_positions(hf_config, max_positions)])
 

@@ -29,6 +29,18 @@ PAGED_ATTENTION = "inflight"
 """Name of our attention in transformers. No mask function is registered under it, so transformers creates no mask."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedStep(Step):
+    """What the attention function needs while a network runs."""
+
+    specs: Sequence[KeyValueSpec]
+    states: Sequence[LayerState]
+    cos_sin: Tensor
+    """float32 (1, 2R), a rotation by the angle 0: the layers rotate queries and keys themselves."""
+    no_positions_T: Tensor
+    """int64, zeros: each token's row of `cos_sin`."""
+
+
 @dataclass(slots=True, kw_only=True)
 class TransformersDecoder:
     """See Network."""
@@ -77,7 +89,7 @@ class TransformersDecoder:
 
     def forward(self, token_ids_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata) -> Tensor:
         """See Network."""
-        step = Step(
+        step = PagedStep(
             specs=self.specs,
             states=states,
             metadata=metadata,
@@ -110,21 +122,21 @@ def paged_attention(
     s_aux: Tensor | None = None,
     **ignored: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer as transformers calls it: query (1, H, T, E), key and value (1, K, T, E) to (1, T, H, E).
-    `s_aux` (H): sinks.
+    """Attention of one layer as transformers calls it: query (1, H, T, E), key (1, K, T, E) and value (1, K, T, F) to
+    (1, T, H, F). `s_aux` (H): sinks.
 
     Other arguments, windows too, were checked by inspection.py when the network was loaded.
     """
     step = current_step()
-    assert step is not None, "attention outside of a step"
+    assert isinstance(step, PagedStep), "attention outside of a step"
     layer: Any = module.layer_idx
     spec = step.specs[layer]
     cache = KeyValueCache.of(step.states[layer], spec.k_scale, spec.v_scale)
     # The layer has rotated its queries and keys already.
     q_THE = inflight_kernels.rope_and_kv_write(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        _by_token(query, spec.head_dim),
+        _by_token(key, spec.head_dim),
+        _by_token(value, spec.head_dim),
         step.cos_sin,
         step.no_positions_T,
         cache.keys,
@@ -143,7 +155,15 @@ def paged_attention(
         soft_cap=softcap or 0.0,
         sinks_H=None if s_aux is None else s_aux.float(),
     )
-    return attended_THE[None], None
+    return attended_THE[None, ..., : value.shape[-1]], None
+
+
+def _by_token(states: Tensor, head_dim: int) -> Tensor:
+    """(1, heads, T, elements) to (T, heads, E): with zeros where keys or values have fewer elements than the others,
+    which change neither scores nor sums."""
+    by_token = states[0].transpose(0, 1)
+    missing = head_dim - by_token.shape[-1]
+    return nn.functional.pad(by_token, (0, missing)) if missing else by_token
 
 
 AttentionInterface.register(PAGED_ATTENTION, paged_attention)

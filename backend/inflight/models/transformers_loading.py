@@ -6,8 +6,9 @@ Does not know how a network is run.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,16 +21,23 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.formats.coded import CodedFormat
 from inflight.models.formats.format import Target
 from inflight.models.inspection import NUM_TOKENS, Unfit, inspect_network
+from inflight.models.replaced_linear import ReplacedLinear
 from inflight.models.token_check import check_tokens, find_embedding_size
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
 from inflight.models.transformers_linears import CodedLayers, place_adapters, replace_linears, settle
+from inflight.models.transformers_sequential import SequentialDecoder, make_sequential
 from inflight.models.upload import Upload
 from inflight.models.usable_values import why_unusable
 from inflight_kernels import Inputs, cpu
 
 logger = logging.getLogger(__name__)
 
+Kind = TypeVar("Kind", TransformersDecoder, SequentialDecoder)
+OWN_ATTENTION = (
+    "its layers do not attend through transformers' attention interface, through which this engine provides its paged "
+    "attention"
+)
 NOT_WEIGHTS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 """Endings of the names of tensors in old checkpoints that are not weights, but computed from config.json."""
 
@@ -45,7 +53,7 @@ def load_transformers_decoder(
     inputs: Inputs | None = None,
     order: cpu.Order | None = None,
     adapters: AdapterPlaces | None = None,
-) -> TransformersDecoder:
+) -> TransformersDecoder | SequentialDecoder:
     """`kv_dtype`: of keys and values in the cache, with the scale 1 if it is fp8; None = that of the activations.
     `inputs`: what C++ multiplies codes with, see Target. `order`: of the sums of linear layers in C++; None = torch
     computes them. `adapters`: where to note which layers take low-rank adapters; None = none does.
@@ -69,23 +77,85 @@ def load_transformers_decoder(
         coded.put_into(network, _target(dtype, device, inputs, keeps_codes=order is not None))
     layers = replace_linears(network, dtype, device)
     try:
-        findings = inspect_network(network, max_seq_len, device)
-        if adapters is not None:
-            place_adapters(network, layers, NUM_TOKENS, adapters)
-        settle(list(layers.values()), dtype, order, {each.data_ptr() for each in network.parameters()})
-        decoder = TransformersDecoder.assemble(network, findings.backbone, findings.specs, max_seq_len, device)
-        check_tokens(network, decoder, max_seq_len, device)
+        decoder = _assemble(config, network, layers, dtype, device, max_seq_len, order, adapters)
+    except Unfit as reason:
+        raise ConfigurationError(f"{checkpoint.folder}: {config.architecture} cannot be served: {reason}") from None
+    if isinstance(decoder, TransformersDecoder):
         decoder.embedding_size = find_embedding_size(network, decoder, max_seq_len, device)
         if kv_dtype:
             # Not before: the tests have to tell another kind of attention from what the cache rounds.
             decoder.specs = tuple(replace(spec, dtype=kv_dtype) for spec in decoder.specs)
-    except Unfit as reason:
-        raise ConfigurationError(f"{checkpoint.folder}: {config.architecture} cannot be served: {reason}") from None
-    except Exception as error:
+    elif kv_dtype:
         raise ConfigurationError(
-            f"{checkpoint.folder}: {config.architecture} cannot be served, "
-            f"it does not run with paged attention: {type(error).__name__}: {' '.join(str(error).split())}"
-        ) from error
+            f"{checkpoint.folder}: kv_cache_dtype is {str(kv_dtype).removeprefix('torch.')}, but {config.architecture} "
+            "computes attention itself, with keys and values as they are; set kv_cache_dtype to auto"
+        )
+    return decoder
+
+
+def _assemble(
+    config: TransformersConfig,
+    network: Any,
+    layers: Mapping[str, ReplacedLinear],
+    dtype: torch.dtype,
+    device: torch.device,
+    max_seq_len: int,
+    order: cpu.Order | None,
+    adapters: AdapterPlaces | None,
+) -> TransformersDecoder | SequentialDecoder:
+    """With paged attention; on a CPU by the class's own, one sequence at a time, where that is not possible. Raises
+    Unfit, with the reason against paged attention, if neither gives the tokens of the class."""
+    is_settled = False
+
+    def settle_once() -> None:
+        nonlocal is_settled
+        if not is_settled:
+            is_settled = True
+            if adapters is not None:
+                place_adapters(network, layers, NUM_TOKENS, adapters)
+            settle(list(layers.values()), dtype, order, {each.data_ptr() for each in network.parameters()})
+
+    def paged() -> TransformersDecoder:
+        if not network._can_set_attn_implementation():
+            raise Unfit(OWN_ATTENTION)
+        findings = inspect_network(network, max_seq_len, device)
+        settle_once()
+        return TransformersDecoder.assemble(network, findings.backbone, findings.specs, max_seq_len, device)
+
+    def sequential() -> SequentialDecoder:
+        if network._can_set_attn_implementation():
+            network.set_attn_implementation("eager")
+        decoder = make_sequential(network, max_seq_len)
+        settle_once()
+        return decoder
+
+    try:
+        return _checked(network, paged, max_seq_len, device)
+    except Unfit as reason:
+        if device.type != "cpu":
+            raise
+        try:
+            decoder = _checked(network, sequential, max_seq_len, device)
+        except Unfit as other:
+            logger.info("nor does it run by its own attention: %s", other)
+            raise reason from None
+        logger.warning(
+            "%s computes attention by its own code, one sequence after the other, which is slow: %s",
+            config.architecture,
+            reason,
+        )
+        return decoder
+
+
+def _checked(network: Any, make: Callable[[], Kind], max_seq_len: int, device: torch.device) -> Kind:
+    """What `make` returns, if it gives the right tokens. Raises Unfit."""
+    try:
+        decoder = make()
+        check_tokens(network, decoder, max_seq_len, device)
+    except Unfit:
+        raise
+    except Exception as error:  # whatever the class raises
+        raise Unfit(f"it does not run: {type(error).__name__}: {' '.join(str(error).split())}") from error
     return decoder
 
 

@@ -242,7 +242,7 @@ def with_cache(
             dtype=dtype,
         )
     # Not every network of transformers says it, and what has no known size cannot be limited.
-    hidden_size = model.hidden_size if isinstance(model, ModelConfig) else getattr(model.hf_config, "hidden_size", 0)
+    hidden_size = model.hidden_size
     limits = RequestLimits(
         guided_decoding_backend=config.guided_decoding_backend,
         vocab_size=model.vocab_size,
@@ -302,7 +302,7 @@ def _describe(
     device: torch.device,
 ) -> EngineDescription:
     native = "compiled" if isinstance(network, CompiledNetwork) else "native"
-    quantized = model.weight_format.quantized if isinstance(model, ModelConfig) else ""
+    quantized = model.weight_format.quantized
     dtype_name = str(dtype).removeprefix("torch.")
     return EngineDescription(
         device=device.type,

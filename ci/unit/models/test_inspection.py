@@ -1,4 +1,4 @@
-"""Classes of transformers that cannot be served are refused with the reason, before anything is served.
+"""Classes of transformers that paged attention is not for run by their own, or are refused, with the reason.
 
 Run: pytest ci/unit/models/test_inspection.py
 """
@@ -9,35 +9,29 @@ from typing import Any
 import pytest
 import torch
 from model_driver import Driver, Work
-from tiny_checkpoints import write_checkpoint
+from tiny_checkpoints import make_prompt, write_checkpoint
 from transformers import PreTrainedConfig, masking_utils
 from transformers.models.olmo2 import modeling_olmo2
 from transformers_checkpoints import CONFIGS, GPT2, LONGROPE, make_config
-from transformers_runner import load, refusal
+from transformers_runner import BLOCK_SIZE, NUM_TOKENS, Sample, load, refusal, run
 
 from inflight.models import inspection
+from inflight.models.transformers_sequential import SequentialDecoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
-LATENT: dict[str, Any] = {
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 16,
-    "v_head_dim": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 8,
-    "first_k_dense_replace": 3,
-}
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
-    "latent": (make_config("deepseek_v3", **LATENT), "its keys have 24 elements a head and its values 16"),
-    "own classes": (make_config("gptj", **GPT2, rotary_dim=8), "do not attend through transformers' attention"),
+    "by name": (make_config("doge"), "its attention is another one for each implementation of it in transformers"),
     "recurrent": (make_config("mamba"), "MambaForCausalLM keeps a recurrent state, for which this engine has no cache"),
     "short convolutions": (
         make_config("lfm2", layer_types=["conv", "full_attention", "conv"], conv_L_cache=3),
-        "its layers 0, 2 do not attend through transformers' attention interface",
+        "Lfm2ForCausalLM keeps a recurrent state, for which this engine has no cache",
     ),
+    "encoder": (make_config("bert"), "its attention is not causal"),
+}
+NOT_TOGETHER: dict[str, tuple[PreTrainedConfig, str]] = {
+    "own classes": (make_config("gptj", **GPT2, rotary_dim=8), "do not attend through transformers' attention"),
     "chunks": (
         make_config(
             "llama4_text",
@@ -53,9 +47,10 @@ REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
         make_config("llama4_text", num_local_experts=2, intermediate_size_mlp=96, no_rope_layers=[0, 1, 0]),
         "its attention numbers the tokens of its input itself",
     ),
-    "encoder": (make_config("bert"), "its attention is not causal"),
     "two attentions a layer": (make_config("diffllama"), "its layer 0 attends more than once"),
+    "positions from its cache": (make_config("bart", is_encoder_decoder=False), "its logits are off by"),
 }
+"""What paged attention is not for, and the class's own is."""
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
@@ -67,8 +62,35 @@ def test_refused(tmp_path: Path, name: str) -> None:
     assert config.architectures[0] in sentence
 
 
+@pytest.mark.parametrize("name", list(NOT_TOGETHER))
+def test_one_sequence_at_a_time(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    config, reason = NOT_TOGETHER[name]
+    checkpoint = write_checkpoint(tmp_path, config, 1)
+    samples = [Sample.of(checkpoint, length) for length in (1, 6, 21, 33)]
+    with caplog.at_level("WARNING", "inflight"):
+        runner = load(tmp_path)
+    assert isinstance(runner._computation.decoder, SequentialDecoder)
+    assert any("one sequence after the other" in text and reason in text for text in caplog.messages)
+    run(runner, samples, [sample.work(chunk=7, arrives=2 * place) for place, sample in enumerate(samples)])
+    run(runner, samples, [sample.work(pauses_at=5 * (place % 2)) for place, sample in enumerate(samples)])
+    first = Work(prompt=samples[2].prompt[: 4 * BLOCK_SIZE] + make_prompt(5, seed=1), max_tokens=NUM_TOKENS)
+    second = samples[2].work(arrives=4, shares=first, shared_blocks=4)
+    Driver(runner).run([first, second])
+    samples[2].check(second)
+    full, full_tokens = checkpoint.prompt(96, 5)
+    assert Driver(runner).run([Work(prompt=full, max_tokens=6)])[0][:5] == full_tokens
+    runner.close()
+
+
+def test_kv_caches_of_other_types_are_for_paged_attention(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, NOT_TOGETHER["own classes"][0], 1)
+    assert "kv_cache_dtype is float8_e4m3fn, but GPTJForCausalLM computes attention itself" in refusal(
+        tmp_path, kv_cache_dtype="fp8"
+    )
+
+
 def test_a_chunk_is_no_obstacle_to_shorter_sequences(tmp_path: Path) -> None:
-    checkpoint = write_checkpoint(tmp_path, REFUSED["chunks"][0], 1)
+    checkpoint = write_checkpoint(tmp_path, NOT_TOGETHER["chunks"][0], 1)
     prompt, tokens = checkpoint.prompt(9, 7)
     runner = load(tmp_path, max_seq_len=16)
     assert Driver(runner).run([Work(prompt=prompt, max_tokens=7)]) == [tokens]
@@ -93,15 +115,17 @@ def test_a_network_that_mixes_tokens_elsewhere_is_refused(tmp_path: Path, monkey
     )
 
 
-def test_an_argument_that_the_kernels_do_not_know_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_that_the_kernels_do_not_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     write_checkpoint(tmp_path, CONFIGS["olmo2"], 1)
     compute = modeling_olmo2.Olmo2Model.forward
     monkeypatch.setattr(
         modeling_olmo2.Olmo2Model, "forward", lambda model, **arguments: compute(model, **arguments, window_of_day=3)
     )
-    assert "its attention takes window_of_day, which the kernels do not compute" in refusal(
-        tmp_path, model_impl="transformers"
-    )
+    with caplog.at_level("WARNING", "inflight"):
+        load(tmp_path, model_impl="transformers").close()
+    assert "its attention takes window_of_day, which the kernels do not compute" in caplog.text
 
 
 def test_what_a_mask_hides() -> None:
