@@ -156,8 +156,6 @@ def make_sequential(network: Any, max_seq_len: int) -> SequentialDecoder:
     cache = DynamicCache(config=network.config)
     # Not those that drop what a window has passed: blocks hold all, and masks hide it.
     cache.layers = [DynamicLayer() if isinstance(each, DynamicSlidingWindowLayer) else each for each in cache.layers]
-    # Some have more layers than their configuration says: an encoder's are counted there.
-    cache.layer_class_to_replicate = DynamicLayer
     token_ids = try_token_ids(network, NUM_TOKENS, torch.device("cpu"))
     with first_part_called(network) as names:
         network(input_ids=token_ids, past_key_values=cache, use_cache=True)
