@@ -47,9 +47,9 @@ class _Inspection:
     specs: dict[int, KeyValueSpec] = field(default_factory=dict)
     modules: list[nn.Module] = field(default_factory=list)
     """Attention modules, in the order of their calls."""
-    windows: list[int] = field(default_factory=list)
-    """Sliding windows of the masks, in the order in which the masks were created. Each mask tensor is filled with its
-    index in this list."""
+    windows: list[int | Unfit] = field(default_factory=list)
+    """Sliding windows of the masks, in the order in which the masks were created, or why one is no such mask, which
+    counts if a layer takes it. Each mask tensor is filled with its index in this list."""
 
     def window(self, sliding_window: int | None) -> int:
         """The window, or 0 if it is so long that it never hides a key."""
@@ -63,9 +63,12 @@ class _Inspection:
         number = int(mask.amin())
         if not 0 <= number == int(mask.amax()) < len(self.windows):
             raise Unfit("it computes attention masks itself")
-        if sliding_window is not None and asked != self.windows[number]:
-            raise Unfit(f"its layer {layer} has a mask with a window of {self.windows[number]} and asks for {asked}")
-        return self.windows[number]
+        window = self.windows[number]
+        if isinstance(window, Unfit):
+            raise window
+        if sliding_window is not None and asked != window:
+            raise Unfit(f"its layer {layer} has a mask with a window of {window} and asks for {asked}")
+        return window
 
 
 _INSPECTION: ContextVar[_Inspection] = ContextVar("inspection")
@@ -225,7 +228,10 @@ def _inspected_mask(
 ) -> Tensor:
     """A tensor in place of the mask, with the mask's shape and filled with its index in `windows`."""
     inspection = _INSPECTION.get()
-    inspection.windows.append(inspection.window(_window_of(mask_function, inspection.max_seq_len, device)))
+    try:
+        inspection.windows.append(inspection.window(_window_of(mask_function, inspection.max_seq_len, device)))
+    except Unfit as reason:
+        inspection.windows.append(reason)
     return torch.full((batch_size, 1, q_length, kv_length), len(inspection.windows) - 1, device=device)
 
 

@@ -49,7 +49,7 @@ NOT_TOGETHER: dict[str, tuple[PreTrainedConfig, str]] = {
         "its attention numbers the tokens of its input itself",
     ),
     "two attentions a layer": (make_config("diffllama"), "its layer 0 attends more than once"),
-    "positions from its cache": (tiny_config("bart"), "its attention is not causal"),
+    "positions from its cache": (tiny_config("bart"), "its logits are off by"),
 }
 """What paged attention is not for, and the class's own is."""
 
