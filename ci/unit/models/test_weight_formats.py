@@ -198,8 +198,6 @@ def test_what_modelopt_says_beside_config_json(
     folder = make_checkpoint(tmp_path, "llama").folder
     written = {"producer": {"name": "modelopt", "version": "0.23.0"}, "quantization": quantization}
     (folder / "hf_quant_config.json").write_text(json.dumps(written))
-    if model_impl == "transformers" and quantization:
-        words = "quantized checkpoints (modelopt) are not supported with transformers' modelling code"
     assert words in refusal(folder, model_impl=model_impl)
 
 
