@@ -14,10 +14,12 @@ sys.path.insert(0, str(CI / "helpers"))
 
 from engine_features import ENGINE_FEATURES, EngineFeature  # noqa: E402
 from request_kinds import KINDS, WAYS, RequestKind  # noqa: E402
+from state_features import KINDS_OF_STATE, STATE_FEATURES  # noqa: E402
 
 from ci.page_part import with_part  # noqa: E402
 
 PAGE = CI / "FEATURES.md"
+BEGIN_STATES, END_STATES = "<!-- states: made by python -m ci.feature_table -->\n", "<!-- /states -->\n"
 BEGIN, END = "<!-- features: made by python -m ci.feature_table -->\n", "<!-- /features -->\n"
 
 
@@ -37,9 +39,17 @@ def _cells(row: RequestKind | EngineFeature) -> list[str]:
     return [row.feature, *ways, ", ".join(f"`{name}`" for name in row.kernels) or "none"]
 
 
+def state_table() -> str:
+    """Markdown: a line for each feature, and whether it holds for each kind of state."""
+    lines = [f"| feature | {' | '.join(KINDS_OF_STATE)} |", f"| --- |{' --- |' * len(KINDS_OF_STATE)}"]
+    for feature, cells in STATE_FEATURES.items():
+        lines.append(f"| {feature} | {' | '.join('yes' if '::' in cell else cell for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_table(page: str) -> str:
-    """The page with the table as it is now. Raises ValueError if it has no place for it."""
-    return with_part(page, BEGIN, END, feature_table())
+    """The page with both tables as they are now. Raises ValueError if it has no place for them."""
+    return with_part(with_part(page, BEGIN, END, feature_table()), BEGIN_STATES, END_STATES, state_table())
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow
 NAMES = [
     *("llama-tied", "llama-biases", "llama-one-kv-head", "mistral-window", "qwen2", "qwen3-biases"),
     *("phi3-partial-window", "granite-biases", "qwen3-moe", "gemma2", "olmo2", "gpt2", "cohere", "gpt-oss"),
+    *("qwen3_5", "deepseek-v2"),
 ]
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16

@@ -17,6 +17,7 @@ import pytest
 import typer
 from engine_features import ENGINE_FEATURES
 from request_kinds import KINDS
+from state_features import STATE_FEATURES
 
 import inflight_kernels
 from ci.dialect_models import APIS, made_files
@@ -159,10 +160,11 @@ def test_the_feature_table_is_what_the_tests_serve() -> None:
 
 
 def test_the_tests_that_prove_features_of_an_engine_exist() -> None:
-    for feature in ENGINE_FEATURES:
-        for proof in feature.proofs.values():
-            path, function = proof.split("::")
-            assert f"\ndef {function}(" in (ROOT / path).read_text(encoding="utf-8"), proof
+    proofs = [proof for feature in ENGINE_FEATURES for proof in feature.proofs.values()]
+    proofs += [cell for cells in STATE_FEATURES.values() for cell in cells if "::" in cell]
+    for proof in proofs:
+        path, function = proof.split("::")
+        assert f"\ndef {function}(" in (ROOT / path).read_text(encoding="utf-8"), proof
 
 
 def test_the_dialects_tables_and_models_are_what_the_dialects_say() -> None:
