@@ -46,6 +46,11 @@ LATENTS: dict[str, Any] = {
     "first_k_dense_replace": (0, 1),
     "routed_scaling_factor": (1.0, 2.5),
 }
+LFM2: dict[str, Any] = {
+    "layer_types": ("full_attention", "conv", "conv"),
+    "conv_bias": FLAGS,
+    "conv_L_cache": (2, 3, 5),
+}
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": FLAGS, "mlp_bias": FLAGS, "hidden_act": ("silu", "gelu", "relu2")},
     "MistralForCausalLM": {"sliding_window": (None, *WINDOWS)},
@@ -144,6 +149,22 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
         "moe_layer_start_index": (0, 1),
         "use_bias": FLAGS,
     },
+    "Lfm2ForCausalLM": {
+        **LFM2,
+        "block_auto_adjust_ff_dim": FLAGS,
+        "block_multiple_of": (8, 12),
+        "block_ffn_dim_multiplier": (0.7, 1.0),
+    },
+    "Lfm2MoeForCausalLM": {
+        **LFM2,
+        "num_experts": (3, 6),
+        "num_experts_per_tok": (1, 2, 3),
+        "moe_intermediate_size": (12, 20),
+        "num_dense_layers": (0, 1),
+        "use_expert_bias": FLAGS,
+        "norm_topk_prob": FLAGS,
+        "routed_scaling_factor": (1.0, 2.5),
+    },
     "GptOssForCausalLM": {**SOME_WINDOWS, **EXPERTS, "num_local_experts": (3, 6), "attention_bias": FLAGS},
     "SmolLM3ForCausalLM": {**SOME_WINDOWS, "use_sliding_window": FLAGS, "no_rope_layers": (0, 1), "mlp_bias": FLAGS},
     "Olmo2ForCausalLM": {"attention_bias": FLAGS},
@@ -223,7 +244,8 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
         if is_wide and key.startswith("linear_") and key.endswith("head_dim"):
             choices = [size for size in choices if size % 16 == 0]
         values[key] = [rng.choice(choices) for _ in range(num_layers)] if by_layer else rng.choice(choices)
-    if set(values.get("layer_types", ())) == {"linear_attention"}:
+    kinds = set(values.get("layer_types", ()))
+    if kinds and not kinds & {"full_attention", "sliding_attention"}:
         values["layer_types"][-1] = "full_attention"  # transformers' cache needs one
     if not values.get("use_sliding_window", True):
         values |= {"sliding_window": None, "layer_types": ["full_attention"] * num_layers}

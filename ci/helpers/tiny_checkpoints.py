@@ -34,6 +34,8 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -196,6 +198,15 @@ LATENTS: dict[str, Any] = {
 """Of attention to latents, and experts behind the first layer."""
 
 
+def _with_convolutions(**changes: Any) -> dict[str, Any]:
+    """Sizes with short convolutions in the first and in the last layer."""
+    return {**SIZES, "layer_types": ["conv", "full_attention", "conv"], **changes}
+
+
+def _lfm2(**changes: Any) -> PreTrainedConfig:
+    return Lfm2Config(**_with_convolutions(block_auto_adjust_ff_dim=False, **changes))
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": _llama(),
     "llama-tied": _llama(tie_word_embeddings=True),
@@ -248,6 +259,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3_5": Qwen3_5TextConfig(**_with_delta_nets()),
     "qwen3-next": Qwen3NextConfig(
         **_with_delta_nets(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20, linear_conv_kernel_dim=2)
+    ),
+    "lfm2": _lfm2(conv_bias=True),
+    "lfm2-moe": Lfm2MoeConfig(
+        **_with_convolutions(num_dense_layers=1, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20)
     ),
     "phi3": _phi3(1.0),
     "phi3-partial-window": _phi3(0.5, sliding_window=10, tie_word_embeddings=True),
@@ -325,6 +340,7 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "mistral-wide": _mistral(**WIDE, head_dim=32, sliding_window=40),
     "qwen2-wide": _qwen2(**WIDE),
     "qwen3_5-wide": Qwen3_5TextConfig(**_with_delta_nets(**WIDE, head_dim=32)),
+    "lfm2-wide": _lfm2(**WIDE),
     "phi3-wide": _phi3(0.5, **WIDE),
     "granite-wide": _granite(**WIDE),
     "mixtral-wide": _mixtral(**WIDE, head_dim=32),
@@ -446,7 +462,7 @@ def fill_with_noise(model: Any, generator: torch.Generator) -> None:
         if parameter.dim() == 1 and parameter_name.endswith("weight"):
             parameter += 1  # of a norm
     for buffer_name, buffer in model.named_buffers():
-        if buffer_name.endswith("e_score_correction_bias"):
+        if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 

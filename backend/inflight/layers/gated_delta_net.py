@@ -15,11 +15,11 @@ from torch import Tensor
 import inflight_kernels
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.part import Part
-from inflight.layers.state import LayerState, StateSpec, TensorSpec, Unit
+from inflight.layers.state import CONVOLUTION, LayerState, StateSpec, TensorSpec, Unit, last_inputs
 from inflight_kernels import Activation
 
-CONVOLUTION, RECURRENCE = "convolution", "recurrence"
-"""Names of what it keeps: the last inputs of the convolution, and the matrices."""
+RECURRENCE = "recurrence"
+"""Name of the matrices that it keeps."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,15 +45,8 @@ class GatedDeltaNet:
 
     @property
     def state_spec(self) -> StateSpec:
-        channels, width = self.conv_weight_CW.shape
-        matrices = (self.num_value_heads, self.key_dim, self.value_dim)
-        return StateSpec(
-            unit=Unit.SEQUENCE,
-            tensors=(
-                TensorSpec(CONVOLUTION, (width - 1, channels), self.dtype),
-                TensorSpec(RECURRENCE, matrices, torch.float32),
-            ),
-        )
+        matrices = TensorSpec(RECURRENCE, (self.num_value_heads, self.key_dim, self.value_dim), torch.float32)
+        return StateSpec(unit=Unit.SEQUENCE, tensors=(last_inputs(self.conv_weight_CW, self.dtype), matrices))
 
     def __call__(self, hidden_TD: Any, state: LayerState, metadata: AttentionMetadata) -> Tensor:
         """See StatefulPart."""

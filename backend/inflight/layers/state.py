@@ -18,6 +18,9 @@ LayerState = Mapping[str, Tensor]
 """The tensors of a StateSpec by their names. Their first dimension are units: (blocks, tokens of a block, *shape), or
 (slots, *shape)."""
 
+CONVOLUTION = "convolution"
+"""Name of the last inputs of a short convolution, in the state of whatever part has one."""
+
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Makes a tensor of a shape and dtype."""
 
@@ -57,3 +60,9 @@ class StateSpec:
         """`block_size`: tokens of a block."""
         units = (num_units, block_size) if self.unit is Unit.BLOCK else (num_units,)
         return {tensor.name: zeros((*units, *tensor.shape), tensor.dtype) for tensor in self.tensors}
+
+
+def last_inputs(conv_weight_CW: Tensor, dtype: torch.dtype) -> TensorSpec:
+    """What a short convolution with this weight keeps of a sequence; `dtype`: of its inputs."""
+    channels, width = conv_weight_CW.shape
+    return TensorSpec(CONVOLUTION, (width - 1, channels), dtype)

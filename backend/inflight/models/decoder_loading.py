@@ -16,18 +16,23 @@ from inflight.errors import ConfigurationError
 from inflight.layers.attention import Attention
 from inflight.layers.decoder_layer import Branch, DecoderLayer
 from inflight.layers.fp8 import fuse_quantization
+from inflight.layers.gated_delta_net import GatedDeltaNet
+from inflight.layers.mamba import Mamba
 from inflight.layers.mlp import MLP, GatedMLP
 from inflight.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from inflight.layers.part import Part, Scaled, SoftCapped
 from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.layers.self_attention import SelfAttention
+from inflight.layers.short_conv import ShortConv
 from inflight.layers.vocabulary import PositionedEmbedding, VocabularyParallelHead
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.delta_net_weights import load_delta_net
 from inflight.models.expert_weights import load_mixture
-from inflight.models.family import Family, NotSplit, without_first_name
+from inflight.models.family import DeltaNetTensors, Family, MambaTensors, MixerTensors, NotSplit, without_first_name
 from inflight.models.latent_weights import load_latent_attention
+from inflight.models.mamba_weights import load_mamba
+from inflight.models.short_conv_weights import load_short_conv
 from inflight.models.text_parts import renamed
 from inflight.models.weights import Section, WeightLoader
 
@@ -167,16 +172,16 @@ def _load_layer(
     mlp, prefix = family.mlp, f"{family.layers}.{number}."
     if loader.adapters is not None:
         loader.adapters.number(family, number)
-    delta_net = family.delta_net
-    if delta_net is not None and number in delta_net.layers:
-        attention = Branch(
-            norm=loader.norm(delta_net.norm, prefix, config.hidden_size, family.norms),
-            stateful=load_delta_net(loader, delta_net, prefix, config.hidden_size),
-        )
+    mixer = family.mixer_of(number)
+    if mixer is None:
+        mixing = _load_attention(config, loader, features, tables[config.ropes[number]], number)
     else:
-        attention = _load_attention(config, loader, features, tables[config.ropes[number]], number)
+        mixing = Branch(
+            norm=loader.norm(family.attention.norm, prefix, config.hidden_size, family.norms),
+            stateful=_load_mixer(config, loader, mixer, prefix),
+        )
     part = _load_mlp(config, loader, number, prefix)
-    norm = attention.norm
+    norm = mixing.norm
     if not (family.is_parallel and mlp.norm is None):
         norm, part = _fused(family, loader.norm(mlp.norm, prefix, config.hidden_size, family.norms), part)
     feed_forward = Branch(
@@ -184,7 +189,21 @@ def _load_layer(
         part=_scaled(part, family.residual_multiplier),
         norm_after=_norm_after(config, loader, mlp.norm_after, prefix),
     )
-    return DecoderLayer(branches=(attention, feed_forward), is_parallel=family.is_parallel)
+    return DecoderLayer(branches=(mixing, feed_forward), is_parallel=family.is_parallel)
+
+
+def _load_mixer(
+    config: ModelConfig, loader: WeightLoader, tensors: MixerTensors, prefix: str
+) -> GatedDeltaNet | Mamba | ShortConv:
+    mixer: GatedDeltaNet | Mamba | ShortConv
+    if isinstance(tensors, DeltaNetTensors):
+        mixer = load_delta_net(loader, tensors, prefix, config.hidden_size)
+    elif isinstance(tensors, MambaTensors):
+        mixer = load_mamba(loader, tensors, prefix, config.hidden_size)
+    else:
+        mixer = load_short_conv(loader, tensors, prefix, config.hidden_size)
+    mixer.output = _scaled(mixer.output, config.family.residual_multiplier)
+    return mixer
 
 
 def _load_attention(
@@ -226,7 +245,7 @@ def _load_attention(
         adjacent_pairs=tensors.adjacent_pairs,
         is_gated=tensors.is_gated,
         soft_cap=tensors.soft_cap,
-        sinks_H=None if tensors.sinks is None else loader.sinks(tensors.sinks, prefix, features.heads),
+        sinks_H=None if tensors.sinks is None else loader.of_heads(f"{prefix}{tensors.sinks.name}", features.heads),
         deterministic=loader.deterministic,
     )
     return Branch(

@@ -5,12 +5,9 @@ Ranks have equal shares of the key heads and those value heads that belong to th
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from inflight.layers.gated_delta_net import GatedDeltaNet
 from inflight.models.family import DeltaNetTensors
-from inflight.models.weights import Section, WeightLoader
+from inflight.models.weights import WeightLoader, times
 
 
 def load_delta_net(loader: WeightLoader, tensors: DeltaNetTensors, prefix: str, hidden_size: int) -> GatedDeltaNet:
@@ -22,10 +19,10 @@ def load_delta_net(loader: WeightLoader, tensors: DeltaNetTensors, prefix: str, 
     inputs = loader.by_outputs(tensors.inputs, prefix, (*channels, values, value_heads, value_heads), hidden_size)
     return GatedDeltaNet(
         inputs=inputs,
-        conv_weight_CW=loader.stacked_rows(f"{prefix}{tensors.conv}.weight", channels, (1, tensors.conv_size)),
+        conv_weight_CW=loader.stacked_rows(f"{prefix}{tensors.conv.name}.weight", channels, (1, tensors.conv.size)),
         activation=tensors.activation,
-        a_log_V=_of_heads(loader, f"{prefix}{tensors.a_log}", value_heads),
-        dt_bias_V=_of_heads(loader, f"{prefix}{tensors.dt_bias}", value_heads),
+        a_log_V=loader.of_heads(f"{prefix}{tensors.a_log}", value_heads),
+        dt_bias_V=loader.of_heads(f"{prefix}{tensors.dt_bias}", value_heads),
         norm_weight=loader.vector(f"{prefix}{tensors.head_norm.name}.weight", tensors.value_dim),
         norm_eps=tensors.norm_eps,
         output=loader.by_inputs(tensors.output, prefix, hidden_size, values),
@@ -35,15 +32,3 @@ def load_delta_net(loader: WeightLoader, tensors: DeltaNetTensors, prefix: str, 
         value_dim=tensors.value_dim,
         dtype=loader.dtype,
     )
-
-
-def times(heads: Section, size: int) -> Section:
-    """The features of these heads."""
-    return Section(heads.num_features * size, heads.start * size, heads.size * size)
-
-
-def _of_heads(loader: WeightLoader, name: str, heads: Section) -> Tensor:
-    """float32, a number of each of this rank's heads."""
-    values = loader.empty(heads.size, dtype=torch.float32)
-    loader.checkpoint.copy_into(values, name, (heads.num_features,), (heads.start,))
-    return values

@@ -160,17 +160,25 @@ class AttentionTensors:
         return self.output.name.rpartition(".")[0]
 
 
+@dataclass(frozen=True, slots=True)
+class ConvTensors:
+    """A short convolution of each channel: (C, 1, size), and with a `bias` (C,)."""
+
+    name: str
+    size: int
+    """Tokens that it is over."""
+    bias: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetTensors:
-    """What some layers have in place of attention: a Gated DeltaNet. Names without an ending are whole."""
+    """A Gated DeltaNet in place of attention. Names of its numbers a head are whole."""
 
     layers: frozenset[int]
-    """Numbers of these layers."""
-    norm: NotSplit
+    """Numbers of the layers that have it, as of the other mixers."""
     inputs: SplitByOutputs
     """Sections: queries, keys, values, gates, betas, decays."""
-    conv: str
-    conv_size: int
+    conv: ConvTensors
     activation: Activation
     """Of the convolution."""
     a_log: str
@@ -183,6 +191,48 @@ class DeltaNetTensors:
     key_dim: int
     """Elements of a head's queries and keys."""
     value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvTensors:
+    """A short convolution between two gates in place of attention."""
+
+    layers: frozenset[int]
+    inputs: SplitByOutputs
+    """Sections, each as wide as the hidden size: what is multiplied before it, what is behind it, and what it is of."""
+    conv: ConvTensors
+    output: SplitByInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MambaTensors:
+    """Mamba-2 in place of attention. Names of its numbers a head are whole."""
+
+    layers: frozenset[int]
+    inputs: SplitByOutputs
+    """Sections: gates, x, B, C, steps of time."""
+    conv: ConvTensors
+    activation: Activation
+    """Of the convolution."""
+    a_log: str
+    d: str
+    dt_bias: str
+    norm: NotSplit
+    """Of what the heads compute, behind the gate."""
+    norm_eps: float
+    num_norm_groups: int = 1
+    """Groups of elements that are normalised by themselves."""
+    output: SplitByInputs
+    num_heads: int
+    num_groups: int
+    """Of heads that share B and C."""
+    head_dim: int
+    state_dim: int
+    """Elements of B and C of a group."""
+
+
+MixerTensors = DeltaNetTensors | ShortConvTensors | MambaTensors
+"""What mixes a sequence's tokens where a layer does not attend, behind the norm that others have before attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +336,8 @@ class Family:
     """None = as config.json says."""
     is_parallel: bool = False
     """Whether both branches of a layer read the same stream."""
-    delta_net: DeltaNetTensors | None = None
+    mixers: tuple[MixerTensors, ...] = ()
+    """Of layers without attention."""
     experts: ExpertTensors | None = None
     positions: LearnedPositions | None = None
     num_extra_layers: int = 0
@@ -308,6 +359,10 @@ class Family:
     logits_multiplier: float = 1.0
     logits_soft_cap: float = 0.0
     """Most that a logit can be, approached by tanh; 0 = any."""
+
+    def mixer_of(self, layer: int) -> MixerTensors | None:
+        """None = it attends."""
+        return next((mixer for mixer in self.mixers if layer in mixer.layers), None)
 
 
 DescribeFamily = Callable[[ConfigValues], Family]

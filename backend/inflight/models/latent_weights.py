@@ -16,7 +16,7 @@ from inflight.layers.norm import RMSNorm
 from inflight.layers.rotary import RopeConfig, score_factor
 from inflight.models.family import AttentionTensors, LatentTensors
 from inflight.models.formats.format import Block
-from inflight.models.weights import Section, WeightLoader
+from inflight.models.weights import Section, WeightLoader, times
 
 
 def load_latent_attention(
@@ -31,7 +31,7 @@ def load_latent_attention(
 ) -> LatentAttention:
     """`prefix`: of the layer's tensors. `heads`: this rank's."""
     sizes, narrow = tensors.sizes, tensors.narrow_queries
-    queries, values = (_of_heads(heads, size) for size in (sizes.plain + sizes.rotated, sizes.value))
+    queries, values = (times(heads, size) for size in (sizes.plain + sizes.rotated, sizes.value))
     first = queries if narrow is None else Section(narrow.size, 0, narrow.size)
     down = loader.by_outputs(attention.qkv, prefix, (first, Section(sizes.row, 0, sizes.row)), hidden_size)
     expansion = None
@@ -58,17 +58,12 @@ def load_latent_attention(
     )
 
 
-def _of_heads(heads: Section, size: int) -> Section:
-    """So many features of each."""
-    return Section(heads.num_features * size, heads.start * size, heads.size * size)
-
-
 def _load_heads(loader: WeightLoader, tensors: LatentTensors, prefix: str, heads: Section) -> tuple[Tensor, Tensor]:
     """(H, L, N) and (H, V, L): what makes keys and values of latents, N and then V rows of each head. No adapter
     changes them, and they are floats, whatever the format."""
     sizes = tensors.sizes
     of_head = sizes.plain + sizes.value
-    rows = _of_heads(heads, of_head)
+    rows = times(heads, of_head)
     block = Block(
         name=f"{prefix}{tensors.keys_and_values}",
         num_outputs=rows.num_features,

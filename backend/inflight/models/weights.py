@@ -49,6 +49,11 @@ class Section:
     size: int
 
 
+def times(heads: Section, size: int) -> Section:
+    """The features of these heads, `size` of each."""
+    return Section(heads.num_features * size, heads.start * size, heads.size * size)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightLoader:
     """Reads a checkpoint's tensors as the parts of a network, on this rank's device and in its dtype."""
@@ -156,11 +161,11 @@ class WeightLoader:
         assert isinstance(weight, DenseWeight)
         return weight.values_OI
 
-    def sinks(self, tensor: NotSplit, prefix: str, heads: Section) -> Tensor:
-        """float32, one of each of this rank's heads."""
-        sinks_H = self.empty(heads.size, dtype=torch.float32)
-        self.checkpoint.copy_into(sinks_H, f"{prefix}{tensor.name}", (heads.num_features,), (heads.start,))
-        return sinks_H
+    def of_heads(self, name: str, heads: Section) -> Tensor:
+        """float32, a number of each of this rank's heads, from the tensor `name`."""
+        values_H = self.empty(heads.size, dtype=torch.float32)
+        self.checkpoint.copy_into(values_H, name, (heads.num_features,), (heads.start,))
+        return values_H
 
     @property
     def cache_dtype(self) -> torch.dtype:
@@ -180,9 +185,9 @@ class WeightLoader:
         self.checkpoint.copy_into(values, name, (size,), added=added)
         return values
 
-    def stacked_rows(self, name: str, sections: Sequence[Section], shape: tuple[int, ...]) -> Tensor:
+    def stacked_rows(self, name: str, sections: Sequence[Section], shape: tuple[int, ...] = ()) -> Tensor:
         """This rank's rows of each section, which stand one behind the other in the tensor `name`; each is of `shape`,
-        and flat here."""
+        and flat here, or a number."""
         whole = (sum(section.num_features for section in sections), *shape)
         self.checkpoint.check(name, whole)
         rows = self.empty(sum(section.size for section in sections), *shape)
@@ -190,7 +195,7 @@ class WeightLoader:
         for section in sections:
             self.checkpoint.copy_into(rows[before : before + section.size], name, whole, (first + section.start,))
             first, before = first + section.num_features, before + section.size
-        return rows.flatten(1)
+        return rows.flatten(1) if shape else rows
 
     def by_vocabulary(
         self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int

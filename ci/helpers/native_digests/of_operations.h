@@ -36,10 +36,11 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
     SCANNED,
     ABSORBED,
     GATHERED,
-    OF_HEADS
+    OF_HEADS,
+    MULTIPLIED
   };
-  const int64_t widths[] = {64, 64, 256, 128, 64,  64, 96, 32, 64, 64,  32,  64, 32, 32,
-                            64, 64, 64,  64,  64,  100, 96, 96, 96, 64, 256, 128, 256};
+  const int64_t widths[] = {64, 64, 256, 128, 64, 64,  96, 32, 64, 64, 32,  64,  32,  32,
+                            64, 64, 64,  64,  64, 100, 96, 96, 96, 64, 256, 128, 256, 64};
   constexpr int64_t NUM_BUFFERS = std::size(widths), HEAD = 32, BLOCK = 16, TABLE_WIDTH = 64;
   Weights weights(8);
   Random random(9);
@@ -185,17 +186,110 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                          64,
                          1e-5f};
   const Activate without_gate{Kind::ACTIVATE, of(CENTRED), of(UNGATED), 50, Activation::GELU_TANH};
-    CONVOLVED,
-    RECALLED,
-    FADED,
-    GATED_NORM,
-    SCANNED,
-    ABSORBED,
-    GATHERED,
-    OF_HEADS
+  constexpr int64_t STATES = 8;
+  const CausalConv convolve{Kind::CAUSAL_CONV,
+                            of(QKV),
+                            of(CONVOLVED),
+                            weights.convert<float>(4 * 100),
+                            weights.convert<float>(100),
+                            weights.convert<Element>(STATES * 3 * 100),
+                            100,
+                            4,
+                            1,
+                            Activation::SILU};
+  const auto recall = [&](int64_t buffer, int64_t num_decays) {
+    return GatedDeltaRule{Kind::GATED_DELTA_RULE,
+                          of(QKV),
+                          of(NORMED),
+                          of(DOWN),
+                          of(buffer),
+                          weights.convert<float>(16),
+                          weights.convert<float>(64),
+                          weights.convert<float>(STATES * 2 * 32 * 48),
+                          1,
+                          2,
+                          32,
+                          48,
+                          num_decays};
   };
-  const int64_t widths[] = {64, 64, 256, 128, 64,  64, 96, 32, 64, 64,  32,  64, 32, 32,
-                            64, 64, 64,  64,  64,  100, 96, 96, 96, 64, 256, 128, 256};
+  const GatedDeltaRule delta_rule = recall(RECALLED, 1), by_channel = recall(FADED, 32);
+  const GatedRmsNorm gated_norm{Kind::GATED_RMS_NORM,
+                                of(RECALLED),
+                                of(GATED),
+                                of(GATED_NORM),
+                                {weights.convert<Element>(48), nullptr},
+                                96,
+                                48,
+                                48,
+                                Gate::SIGMOID,
+                                0,
+                                1e-5f};
+  const StateSpaceScan scan{Kind::STATE_SPACE_SCAN,
+                            of(QKV),
+                            of(QKV, 64),
+                            of(QKV, 128),
+                            of(NORMED),
+                            of(SCANNED),
+                            weights.convert<float>(16),
+                            weights.convert<float>(16),
+                            weights.convert<float>(16),
+                            weights.convert<float>(STATES * 2 * 32 * 48),
+                            2,
+                            1,
+                            32,
+                            48,
+                            0.1f,
+                            2.0f};
+  const HeadLinear absorb{Kind::HEAD_LINEAR, of(QKV), of(ABSORBED), weights.plain(HEAD, HEAD, false, 4), 4, HEAD,
+                          2 * HEAD,          2 * HEAD};
+  const RopeAndLatentWrite rotate{Kind::ROPE_AND_LATENT_WRITE,
+                                  of(QKV, HEAD),
+                                  of(SUMMED),
+                                  of(ABSORBED, HEAD),
+                                  4,
+                                  2 * HEAD,
+                                  2 * HEAD,
+                                  latents,
+                                  weights.convert<float>(1024 * HEAD),
+                                  1,
+                                  {weights.convert<Element>(HEAD), nullptr},
+                                  1e-6f};
+  const Attention decode_latents{
+      Kind::DECODE_ATTENTION, of(ABSORBED), of(GATHERED), latents, 4, 0, 0.177f, 0.0f, nullptr};
+  const Attention prefill_latents{
+      Kind::PREFILL_ATTENTION, of(ABSORBED), of(GATHERED), latents, 4, 0, 0.177f, 0.0f, nullptr};
+  const HeadLinear widen_heads{
+      Kind::HEAD_LINEAR, of(GATHERED), of(OF_HEADS), weights.plain(64, HEAD, false, 4), 4, 64, HEAD, 64};
+  const Add multiply{Kind::MUL, of(PLACED), of(CHOSEN), of(MULTIPLIED), 64};
+  const Kind* const operations[] = {&first_norm.kind,
+                                    &qkv.kind,
+                                    &rope.kind,
+                                    &decode.kind,
+                                    &prefill.kind,
+                                    &mix.kind,
+                                    &second_norm.kind,
+                                    &gate.kind,
+                                    &lora.kind,
+                                    &down.kind,
+                                    &route.kind,
+                                    &experts.kind,
+                                    &activate.kind,
+                                    &scale.kind,
+                                    &place.kind,
+                                    &add.kind,
+                                    &centre.kind,
+                                    &without_gate.kind,
+                                    &convolve.kind,
+                                    &delta_rule.kind,
+                                    &by_channel.kind,
+                                    &gated_norm.kind,
+                                    &scan.kind,
+                                    &absorb.kind,
+                                    &rotate.kind,
+                                    &decode_latents.kind,
+                                    &prefill_latents.kind,
+                                    &widen_heads.kind,
+                                    &multiply.kind};
   const Place places[NUM_BUFFERS] = {};
 
   std::vector<Element> x = elements(random, num_tokens * 64);

@@ -223,6 +223,15 @@ def test_a_token_and_its_position_are_added_to_the_bits_of_torch(
     assert torch.equal(found, network(token_ids, batch_of(17)))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_values_are_multiplied_to_the_bits_of_torch(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    def network(x: Tensor, _: Batch) -> Tensor:
+        return x[:, :40] * x[:, 60:]
+
+    x = random(17, 100, dtype=dtype)
+    assert torch.equal(by_all_variants(network, x, dtype, monkeypatch), network(x, batch_of(17)))
+
+
 def test_a_given_embedding_takes_the_place_of_a_token_and_not_of_its_position() -> None:
     tokens, positions = random(60, SIZE), random(50, SIZE)
 

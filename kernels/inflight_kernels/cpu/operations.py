@@ -217,6 +217,10 @@ class Add(Operation):
     _fields_ = Fields((Value, "x y out"), ("int64_t", "size"))
 
 
+class Mul(Add):
+    """out = x * y."""
+
+
 class SigmoidMul(Operation):
     """out = x * sigmoid(gate)."""
 
@@ -382,6 +386,7 @@ KINDS: tuple[type[Operation], ...] = (
     Scale,
     SoftCap,
     Add,
+    Mul,
     SigmoidMul,
     RmsNorm,
     NormOfSum,

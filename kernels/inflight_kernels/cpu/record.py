@@ -53,7 +53,7 @@ def record_plain(
     else:
         x = torch.empty((num_tokens, input_size), dtype=dtype, device="meta")
     recorder = Recorder(x, batch, dtype)
-    with recording(recorder), TorchOperations(recorder.scale, recorder.add):
+    with recording(recorder), TorchOperations(recorder.scale, recorder.add, recorder.mul):
         try:
             result = network(x, batch)
             return recorder.finish(result)

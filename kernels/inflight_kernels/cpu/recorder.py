@@ -32,6 +32,7 @@ from inflight_kernels.cpu.operations import (
     LayerNorm,
     Linear,
     Lora,
+    Mul,
     Operation,
     RmsNorm,
     Scale,
@@ -238,9 +239,16 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + y, likewise; both (T, columns)."""
-        sources = [self._values.read(each, "what is added") for each in (x, y)]
+        return self._combine(Add, x, y, "what is added")
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        """x * y, likewise."""
+        return self._combine(Mul, x, y, "what is multiplied")
+
+    def _combine(self, kind: type[Operation], x: Tensor, y: Tensor, what: str) -> Tensor:
+        sources = [self._values.read(each, what) for each in (x, y)]
         out, written = self._result(x.shape[1])
-        self._note(Add, ("out",), x=sources[0], y=sources[1], out=written, size=x.shape[1])
+        self._note(kind, ("out",), x=sources[0], y=sources[1], out=written, size=x.shape[1])
         return out
 
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:

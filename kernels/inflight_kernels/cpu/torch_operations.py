@@ -1,5 +1,5 @@
 """Which operations of torch itself may run while a network is recorded: those that compute nothing from its tensors,
-a product with a number, and a sum of two of them, which C++ has.
+a product with a number, and a sum or a product of two of them, which C++ has.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ class TorchOperations(TorchDispatchMode):
     """Sees every operation of torch. Raises Unsupported for one that computes with a meta tensor, but for views and
     what the recorder notes."""
 
-    def __init__(self, scale: Callable[[Tensor, float], Tensor], add: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """They note the product of a meta tensor with a number, or the sum of two (T, columns), and give its result."""
+    def __init__(
+        self,
+        scale: Callable[[Tensor, float], Tensor],
+        add: Callable[[Tensor, Tensor], Tensor],
+        mul: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        """They note the product of a meta tensor with a number, and the sum or the product of two (T, columns), and
+        give its result."""
         super().__init__()
         self._scale = scale
-        self._add = add
+        self._of_two = {torch.ops.aten.add.Tensor: add, torch.ops.aten.mul.Tensor: mul}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -48,10 +54,10 @@ class TorchOperations(TorchDispatchMode):
                 return result
         if func is torch.ops.aten.mul.Tensor and isinstance(args[1], float | int) and args[0].is_meta:
             return self._scale(args[0], float(args[1]))
-        if func is torch.ops.aten.add.Tensor and not kwargs and [each.dim() for each in inputs] == [2, 2]:
+        if func in self._of_two and not kwargs and [each.dim() for each in inputs] == [2, 2]:
             x, y = inputs
             if x.shape == y.shape:
-                return self._add(x, y)
+                return self._of_two[func](x, y)
         raise Unsupported(f"C++ has no operation {func.overloadpacket}")
 
 

@@ -19,6 +19,7 @@ from inflight.models.families import (
     gpt_oss,
     granite,
     granitemoe,
+    lfm2,
     llama,
     mistral,
     mixtral,
@@ -81,5 +82,7 @@ FAMILIES: dict[str, DescribeFamily] = {
     "DeepseekV2ForCausalLM": deepseek_v2.describe,
     "DeepseekV3ForCausalLM": deepseek_v3.describe,
     "Glm4MoeLiteForCausalLM": glm4_moe_lite.describe,
+    "Lfm2ForCausalLM": lfm2.describe,
+    "Lfm2MoeForCausalLM": lfm2.describe_moe,
 }
 """The first entry of `architectures` in config.json -> its family."""

@@ -7,7 +7,15 @@ from dataclasses import replace
 from inflight.models.config_file import ConfigValues
 from inflight.models.families.llama import with_llamas_tensors
 from inflight.models.families.qwen2_moe import experts_beside_a_shared_one, sparse_layers
-from inflight.models.family import DeltaNetTensors, Family, NormStyle, NotSplit, SplitByInputs, SplitByOutputs
+from inflight.models.family import (
+    ConvTensors,
+    DeltaNetTensors,
+    Family,
+    NormStyle,
+    NotSplit,
+    SplitByInputs,
+    SplitByOutputs,
+)
 
 LINEAR = "linear_attention"
 """How `layer_types` calls layers that are Gated DeltaNets."""
@@ -51,10 +59,8 @@ def with_delta_nets(config: ConfigValues, inputs: SplitByOutputs) -> Family:
     )
     delta_net = DeltaNetTensors(
         layers=frozenset(layer for layer, kind in enumerate(config.texts("layer_types")) if kind == LINEAR),
-        norm=NotSplit("input_layernorm"),
         inputs=inputs,
-        conv="linear_attn.conv1d",
-        conv_size=config.whole("linear_conv_kernel_dim"),
+        conv=ConvTensors("linear_attn.conv1d", config.whole("linear_conv_kernel_dim")),
         activation=config.activation("hidden_act"),
         a_log="linear_attn.A_log",
         dt_bias="linear_attn.dt_bias",
@@ -66,4 +72,4 @@ def with_delta_nets(config: ConfigValues, inputs: SplitByOutputs) -> Family:
         key_dim=config.whole("linear_key_head_dim"),
         value_dim=config.whole("linear_value_head_dim"),
     )
-    return replace(family, attention=attention, delta_net=delta_net, partial_rotary=True, unread=("mtp.",))
+    return replace(family, attention=attention, mixers=(delta_net,), partial_rotary=True, unread=("mtp.",))

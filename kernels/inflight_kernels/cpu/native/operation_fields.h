@@ -27,6 +27,7 @@ enum class Kind : int64_t {
   SCALE,
   SOFT_CAP,
   ADD,
+  MUL,
   SIGMOID_MUL,
   RMS_NORM,
   NORM_OF_SUM,
@@ -310,6 +311,8 @@ struct SoftCap {
 };
 
 /// out = x + y.
+///
+/// MUL: out = x * y.
 struct Add {
   Kind kind;
   Value x, y, out;

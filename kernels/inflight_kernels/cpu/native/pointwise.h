@@ -135,13 +135,23 @@ inline void run(const SoftCap& op, const Run& step) {
   });
 }
 
-inline void run(const Add& op, const Run& step) {
+/// out = combine(x, y), rounded once: an Add, or a Mul, which has its fields.
+template <typename Combine>
+void run_combined(const Add& op, const Run& step, Combine combine) {
   by_rows(step, [&](auto row_of) {
     const Element *const x = row_of(op.x), *const y = row_of(op.y);
     Element* const out = row_of(op.out);
     for (int64_t i = 0; i < op.size; i += 16)
-      store(out + i, load(x + i, op.size - i) + load(y + i, op.size - i), op.size - i);
+      store(out + i, combine(load(x + i, op.size - i), load(y + i, op.size - i)), op.size - i);
   });
+}
+
+inline void run_add(const Add& op, const Run& step) {
+  run_combined(op, step, [](const Floats& x, const Floats& y) { return x + y; });
+}
+
+inline void run_mul(const Add& op, const Run& step) {
+  run_combined(op, step, [](const Floats& x, const Floats& y) { return x * y; });
 }
 
 inline void run(const SigmoidMul& op, const Run& step) {

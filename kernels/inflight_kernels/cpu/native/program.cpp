@@ -54,7 +54,9 @@ void run(const Kind* operation, const Run& step) {
     case Kind::SOFT_CAP:
       return run(as<SoftCap>(operation), step);
     case Kind::ADD:
-      return run(as<Add>(operation), step);
+      return run_add(as<Add>(operation), step);
+    case Kind::MUL:
+      return run_mul(as<Add>(operation), step);
     case Kind::SIGMOID_MUL:
       return run(as<SigmoidMul>(operation), step);
     case Kind::RMS_NORM:
