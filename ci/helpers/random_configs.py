@@ -51,6 +51,16 @@ LFM2: dict[str, Any] = {
     "conv_bias": FLAGS,
     "conv_L_cache": (2, 3, 5),
 }
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": (2, 4),
+    "mamba_n_groups": (1, 2),
+    "mamba_d_state": (8, 16, 48),
+    "mamba_d_conv": (2, 4),
+    "mamba_conv_bias": FLAGS,
+    "mamba_proj_bias": FLAGS,
+    "mamba_expand": (1, 2),
+    "mamba_chunk_size": (8,),
+}
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": FLAGS, "mlp_bias": FLAGS, "hidden_act": ("silu", "gelu", "relu2")},
     "MistralForCausalLM": {"sliding_window": (None, *WINDOWS)},
@@ -149,6 +159,26 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
         "moe_layer_start_index": (0, 1),
         "use_bias": FLAGS,
     },
+    "GraniteMoeHybridForCausalLM": {
+        **MAMBA,
+        "layer_types": ("full_attention", "linear_attention", "linear_attention"),
+        "num_local_experts": (0, 3, 6),
+        "num_experts_per_tok": (1, 2, 3),
+        "shared_intermediate_size": (16, 36),
+        "position_embedding_type": (None, "rope"),
+        "attention_bias": FLAGS,
+        "hidden_act": ("silu", "gelu_pytorch_tanh"),
+        "embedding_multiplier": (0.7, 3.0),
+        "residual_multiplier": (0.3, 1.0),
+        "attention_multiplier": (0.1, 0.3),
+        "logits_scaling": (0.8,),
+    },
+    "BambaForCausalLM": {
+        **MAMBA,
+        "attn_layer_indices": ([0], [0, 1], [0, 2]),
+        "attention_bias": FLAGS,
+        "mlp_bias": FLAGS,
+    },
     "Lfm2ForCausalLM": {
         **LFM2,
         "block_auto_adjust_ff_dim": FLAGS,
@@ -199,7 +229,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
 }
 """Architecture -> what it has beside sizes: each key's possible values."""
 NO_HEAD_DIM = {
-    "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
+    "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeHybridForCausalLM", "BambaForCausalLM",
     "GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM", "PhiForCausalLM", "StableLmForCausalLM",
     "CohereForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "GraniteForCausalLM",
     "Olmo3ForCausalLM", "Starcoder2ForCausalLM", "SmolLM3ForCausalLM", "Cohere2ForCausalLM",
@@ -207,6 +237,13 @@ NO_HEAD_DIM = {
 """Heads are as wide as makes them the hidden size together."""
 ONE_KV_HEAD_EACH = {"GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"}
 OF_LATENTS = {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"}
+OF_STATES = {
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "mamba_d_state": 16,
+    "mamba_expand": 2,
+}
+"""Of what layers in C++ take multiples."""
 OWN_ROTATION = {"Gemma3ForCausalLM", "Olmo3ForCausalLM"}
 """Rotary parameters differ between types of layers."""
 NOT_ROTATED = {"GPT2LMHeadModel", "OPTForCausalLM"}
@@ -241,8 +278,8 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
         values |= _latent_sizes(rng, num_heads, is_wide=is_wide)
     for key, choices in OPTIONS[architecture].items():
         by_layer = key in ("layer_types", "no_rope_layers", "mlp_layer_types")
-        if is_wide and key.startswith("linear_") and key.endswith("head_dim"):
-            choices = [size for size in choices if size % 16 == 0]
+        if is_wide and key in OF_STATES:
+            choices = [size for size in choices if size % OF_STATES[key] == 0]
         values[key] = [rng.choice(choices) for _ in range(num_layers)] if by_layer else rng.choice(choices)
     kinds = set(values.get("layer_types", ()))
     if kinds and not kinds & {"full_attention", "sliding_attention"}:

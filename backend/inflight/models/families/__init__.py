@@ -2,6 +2,7 @@
 
 from inflight.models.families import (
     arcee,
+    bamba,
     cohere,
     cohere2,
     deepseek_v2,
@@ -19,6 +20,7 @@ from inflight.models.families import (
     gpt_oss,
     granite,
     granitemoe,
+    granitemoehybrid,
     lfm2,
     llama,
     mistral,
@@ -84,5 +86,7 @@ FAMILIES: dict[str, DescribeFamily] = {
     "Glm4MoeLiteForCausalLM": glm4_moe_lite.describe,
     "Lfm2ForCausalLM": lfm2.describe,
     "Lfm2MoeForCausalLM": lfm2.describe_moe,
+    "GraniteMoeHybridForCausalLM": granitemoehybrid.describe,
+    "BambaForCausalLM": bamba.describe,
 }
 """The first entry of `architectures` in config.json -> its family."""
