@@ -13,7 +13,10 @@ from torch import Tensor
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.layers.attention import AttentionMetadata
+from inflight.layers.gated_delta_net import RECURRENCE
 from inflight.layers.given_embeddings import GivenEmbeddings
+from inflight.layers.mamba import STATE_SPACE
+from inflight.layers.state import CONVOLUTION
 from inflight.models import network
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.runtime import loading
@@ -29,10 +32,11 @@ from inflight_kernels.cpu import (
     variants_here,
 )
 from inflight_kernels.cpu.operations import NativeProgram
+from inflight_kernels.recurrent.step_sequences import StepSequences
 
 BLOCK_SIZE = 4
-CACHED = ("keys", "values", "latents")
-"""What layers keep of tokens."""
+CACHED = ("keys", "values", "latents", CONVOLUTION, RECURRENCE, STATE_SPACE)
+"""What layers keep of tokens, and of sequences."""
 
 needs_compiler = pytest.mark.skipif(bool(unsupported_reason()), reason=f"cannot compile here: {unsupported_reason()}")
 HAS_AMX = variants.AMX in variants_here()
@@ -136,6 +140,11 @@ class Step:
             prefill_start_loc=starts,
             max_prefill_len=max(counts[num_decodes:], default=0),
             given=given,
+            sequences=StepSequences(
+                slots_B=torch.arange(len(counts)),
+                starts=torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32),
+                positions_T=torch.tensor(positions),
+            ),
         )
 
 

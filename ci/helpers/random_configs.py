@@ -179,6 +179,20 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
         "attention_bias": FLAGS,
         "mlp_bias": FLAGS,
     },
+    "NemotronHForCausalLM": {
+        "layers_block_type": ("full_attention", "linear_attention", "mlp"),
+        "mlp_hidden_act": ("relu2", "silu"),
+        "mlp_bias": FLAGS,
+        "use_bias": FLAGS,
+        "use_conv_bias": FLAGS,
+        "mamba_num_heads": (2, 4),
+        "mamba_head_dim": (8, 16),
+        "n_groups": (1, 2),
+        "ssm_state_size": (8, 16, 48),
+        "conv_kernel": (2, 4),
+        "chunk_size": (8,),
+        "time_step_min": (1e-9,),  # or transformers has other steps of time in prompts
+    },
     "Lfm2ForCausalLM": {
         **LFM2,
         "block_auto_adjust_ff_dim": FLAGS,
@@ -242,6 +256,8 @@ OF_STATES = {
     "linear_value_head_dim": 16,
     "mamba_d_state": 16,
     "mamba_expand": 2,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 16,
 }
 """Of what layers in C++ take multiples."""
 OWN_ROTATION = {"Gemma3ForCausalLM", "Olmo3ForCausalLM"}
@@ -277,13 +293,13 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
         del values["head_dim"]
         values |= _latent_sizes(rng, num_heads, is_wide=is_wide)
     for key, choices in OPTIONS[architecture].items():
-        by_layer = key in ("layer_types", "no_rope_layers", "mlp_layer_types")
+        by_layer = key in ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types")
         if is_wide and key in OF_STATES:
             choices = [size for size in choices if size % OF_STATES[key] == 0]
         values[key] = [rng.choice(choices) for _ in range(num_layers)] if by_layer else rng.choice(choices)
-    kinds = set(values.get("layer_types", ()))
-    if kinds and not kinds & {"full_attention", "sliding_attention"}:
-        values["layer_types"][-1] = "full_attention"  # transformers' cache needs one
+    kinds = values.get("layer_types") or values.get("layers_block_type")
+    if kinds and not set(kinds) & {"full_attention", "sliding_attention"}:
+        kinds[-1] = "full_attention"  # transformers' cache needs one
     if not values.get("use_sliding_window", True):
         values |= {"sliding_window": None, "layer_types": ["full_attention"] * num_layers}
     if architecture not in NOT_ROTATED:

@@ -16,6 +16,7 @@ from references import generated
 from transformers import (
     ArceeConfig,
     AutoModelForCausalLM,
+    BambaConfig,
     Cohere2Config,
     CohereConfig,
     DeepseekV2Config,
@@ -34,12 +35,14 @@ from transformers import (
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     NemotronConfig,
+    NemotronHConfig,
     Olmo2Config,
     Olmo3Config,
     OPTConfig,
@@ -207,6 +210,26 @@ def _lfm2(**changes: Any) -> PreTrainedConfig:
     return Lfm2Config(**_with_convolutions(block_auto_adjust_ff_dim=False, **changes))
 
 
+def _with_mamba(**changes: Any) -> dict[str, Any]:
+    """Sizes with Mamba-2 in the first and in the last layer of Granite 4."""
+    heads = {"mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 8}
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    return {**SIZES, "layer_types": kinds, "shared_intermediate_size": 36, **heads, **changes}
+
+
+def _granite_hybrid(**changes: Any) -> PreTrainedConfig:
+    scales = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.15}
+    return GraniteMoeHybridConfig(**_with_mamba(**scales, logits_scaling=1.7, **changes))
+
+
+def _nemotron_h(**changes: Any) -> PreTrainedConfig:
+    kinds = ["linear_attention", "mlp", "full_attention", "linear_attention"]
+    heads = {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8}
+    # Below any step of time: transformers has more than it in prompts.
+    sizes = {**SIZES, "head_dim": 16, "layers_block_type": kinds, "time_step_min": 1e-9}
+    return NemotronHConfig(**{**sizes, **heads, **changes})
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": _llama(),
     "llama-tied": _llama(tie_word_embeddings=True),
@@ -263,6 +286,12 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "lfm2": _lfm2(conv_bias=True),
     "lfm2-moe": Lfm2MoeConfig(
         **_with_convolutions(num_dense_layers=1, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20)
+    ),
+    "granite-hybrid": _granite_hybrid(num_local_experts=0),
+    "granite-hybrid-moe": _granite_hybrid(num_local_experts=5, mamba_proj_bias=True, position_embedding_type="rope"),
+    "nemotron-h": _nemotron_h(use_bias=True, mlp_bias=True),
+    "bamba": BambaConfig(
+        **{key: value for key, value in _with_mamba().items() if key != "layer_types"}, attn_layer_indices=[1]
     ),
     "phi3": _phi3(1.0),
     "phi3-partial-window": _phi3(0.5, sliding_window=10, tie_word_embeddings=True),
@@ -341,6 +370,8 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "qwen2-wide": _qwen2(**WIDE),
     "qwen3_5-wide": Qwen3_5TextConfig(**_with_delta_nets(**WIDE, head_dim=32)),
     "lfm2-wide": _lfm2(**WIDE),
+    "granite-hybrid-wide": _granite_hybrid(**WIDE, num_local_experts=0),
+    "nemotron-h-wide": _nemotron_h(**WIDE | {"head_dim": 32}),
     "phi3-wide": _phi3(0.5, **WIDE),
     "granite-wide": _granite(**WIDE),
     "mixtral-wide": _mixtral(**WIDE, head_dim=32),

@@ -72,13 +72,14 @@ class AdapterPlaces:
     def number(self, family: Family, layer: int) -> None:
         """Note TensorRT-LLM's numbers of a layer's modules. A mixture of experts has none, nor has what stands in place
         of attention."""
-        gate_up, numbers = family.mlp.gate_up.names, dict[int, str]()
-        if family.mixer_of(layer) is None:
+        numbers: dict[int, str] = {}
+        if family.mixes(layer) and family.mixer_of(layer) is None:
             numbers[OUTPUT] = family.attention.output.name
             if family.attention.latents is None:
                 qkv = tuple(dict.fromkeys(family.attention.qkv.names))
                 numbers |= dict(zip((QUERY, KEY, VALUE) if len(qkv) > 1 else (QKV,), qkv, strict=True))
-        if family.experts is None or layer not in family.experts.layers:
+        if family.feeds_forward(layer) and (family.experts is None or layer not in family.experts.layers):
+            gate_up = family.mlp.gate_up.names
             numbers |= dict(zip((GATE, UP) if len(gate_up) > 1 else (GATE_UP,), gate_up, strict=True))
             numbers[DOWN] = family.mlp.down.name
         self.numbered |= {

@@ -5,7 +5,7 @@ Legend: T tokens, D hidden size, H query heads of this rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -168,33 +168,24 @@ def _load_layer(
     tables: Mapping[RopeConfig | None, Tensor],
     number: int,
 ) -> DecoderLayer:
-    family = config.family
-    mlp, prefix = family.mlp, f"{family.layers}.{number}."
+    family, branches = config.family, list[Branch]()
     if loader.adapters is not None:
         loader.adapters.number(family, number)
-    mixer = family.mixer_of(number)
-    if mixer is None:
-        mixing = _load_attention(config, loader, features, tables[config.ropes[number]], number)
-    else:
-        mixing = Branch(
-            norm=loader.norm(family.attention.norm, prefix, config.hidden_size, family.norms),
-            stateful=_load_mixer(config, loader, mixer, prefix),
+    if family.mixes(number):
+        mixer = family.mixer_of(number)
+        branches.append(
+            _load_attention(config, loader, features, tables[config.ropes[number]], number)
+            if mixer is None
+            else _load_mixer(config, loader, mixer, number)
         )
-    part = _load_mlp(config, loader, number, prefix)
-    norm = mixing.norm
-    if not (family.is_parallel and mlp.norm is None):
-        norm, part = _fused(family, loader.norm(mlp.norm, prefix, config.hidden_size, family.norms), part)
-    feed_forward = Branch(
-        norm=norm,
-        part=_scaled(part, family.residual_multiplier),
-        norm_after=_norm_after(config, loader, mlp.norm_after, prefix),
-    )
-    return DecoderLayer(branches=(mixing, feed_forward), is_parallel=family.is_parallel)
+    if family.feeds_forward(number):
+        branches.append(_load_feed_forward(config, loader, number, branches))
+    return DecoderLayer(branches=branches, is_parallel=family.is_parallel)
 
 
-def _load_mixer(
-    config: ModelConfig, loader: WeightLoader, tensors: MixerTensors, prefix: str
-) -> GatedDeltaNet | Mamba | ShortConv:
+def _load_mixer(config: ModelConfig, loader: WeightLoader, tensors: MixerTensors, number: int) -> Branch:
+    family, prefix = config.family, f"{config.family.layers}.{number}."
+    norm = loader.norm(family.attention.norm, prefix, config.hidden_size, family.norms)
     mixer: GatedDeltaNet | Mamba | ShortConv
     if isinstance(tensors, DeltaNetTensors):
         mixer = load_delta_net(loader, tensors, prefix, config.hidden_size)
@@ -202,8 +193,8 @@ def _load_mixer(
         mixer = load_mamba(loader, tensors, prefix, config.hidden_size)
     else:
         mixer = load_short_conv(loader, tensors, prefix, config.hidden_size)
-    mixer.output = _scaled(mixer.output, config.family.residual_multiplier)
-    return mixer
+    mixer.output = _scaled(mixer.output, family.residual_multiplier)
+    return Branch(norm=norm, stateful=mixer)
 
 
 def _load_attention(
@@ -280,6 +271,21 @@ def _fused(family: Family, norm: RMSNorm | LayerNorm | NoNorm, part: Part[Tensor
     if family.is_parallel or not isinstance(norm, RMSNorm):
         return norm, part
     return fuse_quantization(norm, part)
+
+
+def _load_feed_forward(config: ModelConfig, loader: WeightLoader, number: int, before: Sequence[Branch]) -> Branch:
+    """`before`: the layer's other branches; in parallel to them it may have their norm."""
+    family, mlp, prefix = config.family, config.family.mlp, f"{config.family.layers}.{number}."
+    part = _load_mlp(config, loader, number, prefix)
+    if family.is_parallel and mlp.norm is None:
+        norm = before[0].norm
+    else:
+        norm, part = _fused(family, loader.norm(mlp.norm, prefix, config.hidden_size, family.norms), part)
+    return Branch(
+        norm=norm,
+        part=_scaled(part, family.residual_multiplier),
+        norm_after=_norm_after(config, loader, mlp.norm_after, prefix),
+    )
 
 
 def _load_mlp(config: ModelConfig, loader: WeightLoader, number: int, prefix: str) -> Part[Tensor]:

@@ -338,6 +338,10 @@ class Family:
     """Whether both branches of a layer read the same stream."""
     mixers: tuple[MixerTensors, ...] = ()
     """Of layers without attention."""
+    mixing_layers: frozenset[int] | None = None
+    """Numbers of the layers that attend, or have such a mixer; None = all."""
+    feed_forward_layers: frozenset[int] | None = None
+    """Numbers of the layers with a feed-forward or experts; None = all."""
     experts: ExpertTensors | None = None
     positions: LearnedPositions | None = None
     num_extra_layers: int = 0
@@ -361,8 +365,14 @@ class Family:
     """Most that a logit can be, approached by tanh; 0 = any."""
 
     def mixer_of(self, layer: int) -> MixerTensors | None:
-        """None = it attends."""
+        """None = it attends, if it mixes tokens at all."""
         return next((mixer for mixer in self.mixers if layer in mixer.layers), None)
+
+    def mixes(self, layer: int) -> bool:
+        return self.mixing_layers is None or layer in self.mixing_layers
+
+    def feeds_forward(self, layer: int) -> bool:
+        return self.feed_forward_layers is None or layer in self.feed_forward_layers
 
 
 DescribeFamily = Callable[[ConfigValues], Family]

@@ -18,9 +18,9 @@ from typing import Any
 from inflight.errors import ConfigurationError
 from inflight_kernels.cache_folder import cache_folder
 
-ATTRIBUTES = ("dtype", "rope_theta", "rope_scaling", "layer_types")
+ATTRIBUTES = ("dtype", "rope_theta", "rope_scaling", "layer_types", "num_hidden_layers")
 """What to_dict leaves out, or turns into text, in some versions of transformers."""
-FORMAT = b"3"
+FORMAT = b"4"
 """Of the kept files; another number is another name."""
 
 

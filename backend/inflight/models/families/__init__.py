@@ -26,6 +26,7 @@ from inflight.models.families import (
     mistral,
     mixtral,
     nemotron,
+    nemotron_h,
     olmo2,
     olmo3,
     opt,
@@ -88,5 +89,6 @@ FAMILIES: dict[str, DescribeFamily] = {
     "Lfm2MoeForCausalLM": lfm2.describe_moe,
     "GraniteMoeHybridForCausalLM": granitemoehybrid.describe,
     "BambaForCausalLM": bamba.describe,
+    "NemotronHForCausalLM": nemotron_h.describe,
 }
 """The first entry of `architectures` in config.json -> its family."""
