@@ -31,7 +31,7 @@ from inflight_kernels.cpu import (
     variants,
     variants_here,
 )
-from inflight_kernels.cpu.operations import NativeProgram
+from inflight_kernels.cpu.structures import NativeProgram
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 BLOCK_SIZE = 4

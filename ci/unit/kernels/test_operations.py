@@ -12,7 +12,7 @@ from compiled_network import needs_compiler
 
 from inflight_kernels.cpu import LibraryUnavailable, library, load_library
 from inflight_kernels.cpu.operation_header import HEADER, header
-from inflight_kernels.cpu.operations import layout
+from inflight_kernels.cpu.structures import layout
 
 
 def test_the_header_is_that_of_the_table() -> None:

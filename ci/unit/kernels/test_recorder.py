@@ -18,9 +18,10 @@ from torch import Tensor
 import inflight_kernels
 from inflight_kernels.cpu import Batch, Recording, SharedMemoryCollectives, Unsupported, library, record
 from inflight_kernels.cpu.buffers import share_buffers
-from inflight_kernels.cpu.operations import GatedLinear, Ids, Linear, Place, RmsNorm
+from inflight_kernels.cpu.operations import GatedLinear, Ids, Linear, RmsNorm
 from inflight_kernels.cpu.recorder import Recorder
 from inflight_kernels.cpu.recording import Columns
+from inflight_kernels.cpu.structures import Place
 
 SIZE, HEADS, KV_HEADS, HEAD_DIM = 64, 2, 1, 32
 CACHE = torch.zeros(3, 4, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16)

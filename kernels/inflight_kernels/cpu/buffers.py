@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from inflight_kernels.cpu.operations import LayerNorm, NormOfSum, Place, RmsNorm
+from inflight_kernels.cpu.operations import LayerNorm, NormOfSum, RmsNorm
 from inflight_kernels.cpu.recording import Recording
+from inflight_kernels.cpu.structures import Place
 
 
 @dataclass(slots=True)

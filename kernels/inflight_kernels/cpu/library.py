@@ -37,7 +37,7 @@ from inflight_kernels.cpu.instructions import (
     choose,
     forced_instruction,
 )
-from inflight_kernels.cpu.operations import layout
+from inflight_kernels.cpu.structures import layout
 from inflight_kernels.cpu.variants import (
     AMX,
     AVX512_BF16,

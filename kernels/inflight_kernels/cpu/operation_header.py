@@ -16,16 +16,8 @@ from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.cpu.fields import declarations_of, name_in_cpp
 from inflight_kernels.cpu.instructions import Instruction
 from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE, InputFormat, SharedFormat, WeightFormat
-from inflight_kernels.cpu.operations import (
-    KINDS,
-    STRUCTURES,
-    CacheFormat,
-    Ids,
-    Operation,
-    Place,
-    layout,
-    structure_of,
-)
+from inflight_kernels.cpu.operations import KINDS, CacheFormat, Ids, Operation
+from inflight_kernels.cpu.structures import STRUCTURES, Place, layout, structure_of
 from inflight_kernels.moe.routing import GroupScore, Scores
 from inflight_kernels.recurrent.gate import Gate
 

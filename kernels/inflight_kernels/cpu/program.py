@@ -19,13 +19,8 @@ from inflight_kernels.cpu.operations import (
     WITH_STATE,
     Cache,
     CacheFormat,
-    NativeBatch,
     NativeNormWeight,
-    NativeProgram,
-    NativeSequences,
     Operation,
-    Place,
-    Ranks,
     Value,
 )
 from inflight_kernels.cpu.recording import (
@@ -41,6 +36,7 @@ from inflight_kernels.cpu.recording import (
     Recording,
     Weight,
 )
+from inflight_kernels.cpu.structures import NativeBatch, NativeProgram, NativeSequences, Place, Ranks
 from inflight_kernels.cpu.weight_packer import WeightPacker
 from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
