@@ -355,7 +355,7 @@ def values_of_head(head: VocabularyParallelHead) -> Tensor:
 @needs_compiler
 def test_weights_are_in_memory_once() -> None:
     decoder, cache = random_decoder(HEADS[0], torch.bfloat16)
-    qkv, head, embedding = decoder.layers[0].attention.qkv, decoder.head, decoder.embedding
+    qkv, head, embedding = decoder.layers[0].branches[0].stateful.qkv, decoder.head, decoder.embedding
     assert isinstance(qkv, ColumnParallelLinear) and isinstance(qkv.weight, DenseWeight)
     assert isinstance(head, VocabularyParallelHead) and isinstance(embedding, VocabularyParallelEmbedding)
     assert isinstance(decoder.norm, RMSNorm)

@@ -27,7 +27,7 @@ from inflight.speculative_decoding import ExternalDraftTokensConfig
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("qwen3_5-wide", "lfm2-wide", "granite-hybrid-wide")
+NAMES = ("qwen3_5-wide", "lfm2-wide", "granite-hybrid-wide", "nemotron-h-wide")
 LENGTHS = (1, 8, 9, 21, 30)
 """Of prompts, over blocks of 4 tokens."""
 NUM_TOKENS = 20
@@ -88,8 +88,8 @@ def paused(folder: Path, alone: Answers) -> Engine:
 
 
 def from_snapshots(folder: Path, alone: Answers) -> Engine:
-    """The same prompts again."""
-    engine = engine_of(folder)
+    """The same prompts again, with room for all of their snapshots and those of the answers."""
+    engine = engine_of(folder, num_state_snapshots=40)
     engine.serve(requests())
     engine.results.clear()
     engine.serve(requests())
