@@ -132,14 +132,14 @@ def refusal(rank_group: PipeGroup, folder: Path) -> str:
 
 
 def run_all(
-    rank_group: PipeGroup, temporary: str, cases: list[tuple[Path, list[list[int]]]], unsplittable: Path
+    rank_group: PipeGroup, temporary: str, cases: list[tuple[Path, list[list[int]]]], unsplittable: list[Path]
 ) -> dict[str, Any]:
     return {
         "collectives": use_collectives(rank_group, temporary),
         "outputs": generate(rank_group, cases),
         "rounded": {each: round_keys(rank_group, cases[0][0], each) for each in ("fp8", "int8")},
         "num_blocks": count_blocks(rank_group, cases[0][0]),
-        "refusal": refusal(rank_group, unsplittable),
+        "refusals": [refusal(rank_group, folder) for folder in unsplittable],
     }
 
 
@@ -166,7 +166,7 @@ def answers(folder: Path, expected: list[tuple[Path, list[tuple[list[int], list[
     cases = [(checkpoint, [prompt for prompt, _ in pairs]) for checkpoint, pairs in expected]
     temporary = folder / "temporary"
     temporary.mkdir()
-    unsplittable = make_checkpoint(folder / "three", "llama-three-heads").folder
+    unsplittable = [make_checkpoint(folder / name, name).folder for name in ("llama-three-heads", "bamba")]
     return run_on_two_ranks(run_all, str(temporary), cases, unsplittable)
 
 
@@ -241,7 +241,10 @@ def test_ranks_agree_on_the_smallest_number_of_blocks(answers: list[dict[str, An
 
 def test_heads_that_do_not_split_are_refused(answers: list[dict[str, Any]]) -> None:
     for answer in answers:
-        assert answer["refusal"] == "tensor_parallel_size 2 does not divide the checkpoint's num_attention_heads (3)"
+        assert answer["refusals"] == [
+            "tensor_parallel_size 2 does not divide the checkpoint's num_attention_heads (3)",
+            "tensor_parallel_size 2 does not divide the checkpoint's groups of Mamba's norm (1)",
+        ]
 
 
 def test_a_group_of_one_exchanges_nothing() -> None:

@@ -116,8 +116,8 @@ def test_ranks_exchange_the_same_in_every_step_that_a_graph_replays(ranks: list[
 def test_a_table_as_wide_as_its_rows_is_noticed(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     describe, widths = batch_layout._metadata, iter((7, 7, 188, 188))
 
-    def narrow(*arguments: Any) -> AttentionMetadata:
-        metadata = describe(*arguments)
+    def narrow(*arguments: Any, **options: Any) -> AttentionMetadata:
+        metadata = describe(*arguments, **options)
         return replace(metadata, block_table=metadata.block_table[:, : next(widths)])
 
     monkeypatch.setattr(batch_layout, "_metadata", narrow)

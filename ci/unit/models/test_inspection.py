@@ -58,7 +58,7 @@ NOT_TOGETHER: dict[str, tuple[PreTrainedConfig, str]] = {
 def test_refused(tmp_path: Path, name: str) -> None:
     config, reason = REFUSED[name]
     write_checkpoint(tmp_path, config, 1)
-    sentence = refusal(tmp_path)
+    sentence = refusal(tmp_path, model_impl="transformers")
     assert reason in sentence
     assert config.architectures[0] in sentence
 
