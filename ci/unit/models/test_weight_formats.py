@@ -88,7 +88,7 @@ def test_the_format_decides_what_a_layer_holds(folder: Path, dequantized: bool) 
     with closing(load(folder)) as runner:
         decoder = runner._computation.decoder
         assert isinstance(decoder, Decoder)
-        weights = [getattr(decoder.layers[0].attention, name).weight for name in ("qkv", "output")]
+        weights = [getattr(decoder.layers[0].branches[0].stateful, name).weight for name in ("qkv", "output")]
     assert [type(weight) for weight in weights] == [DenseWeight if dequantized else Int4Groups] * 2
 
 
