@@ -124,8 +124,7 @@ def random_step(computation: StepComputation, num_rows: int, *, has_adapters: bo
 
 def touched(computation: StepComputation) -> list[Tensor]:
     """What a step changes."""
-    caches = [cache for layer in computation._caches for cache in (layer.keys, layer.values)]
-    return [computation.state.lengths_R, computation.state.last_token_R, *caches]
+    return [computation.state.lengths_R, computation.state.last_token_R, *computation._store.block_tensors]
 
 
 def assert_same(
@@ -154,9 +153,8 @@ def test_every_graph_computes_the_same_bits_as_its_launches(runner: ModelRunner)
     computation = runner._computation
     networks, samplings = computation._networks, computation._samplings
     assert {key.num_rows for key in networks.num_replays} == {1, 2, 4}
-    for layer in computation._caches:
-        layer.keys.normal_()
-        layer.values.normal_()
+    for tensor in computation._store.block_tensors:
+        tensor.normal_()
     for key in networks.num_replays:
         step = random_step(computation, key.num_rows, has_adapters=key.has_adapters)
         arrays = computation.input.load(step.arrays)

@@ -226,7 +226,7 @@ def test_cold_blocks_hold_its_keys_and_values_too(folder: Path) -> None:
     engine.serve([make_request(3, prompt, 30)])
     engine.runner.close()
     metrics = metrics_of(engine, 3)
-    assert metrics.kv_cache_reused_blocks == 7 and not torch.equal(before[-1], layers[-1].keys)
+    assert metrics.kv_cache_reused_blocks == 7 and not torch.equal(before[-1], layers[-1]["keys"])
     assert metrics.total_draft_tokens == metrics.total_accepted_draft_tokens > 20
 
 

@@ -63,7 +63,7 @@ def test_a_deferred_cache_takes_its_memory_when_it_is_told_to(monkeypatch: pytes
     num_blocks = 128 * MIB // SHAPE.block_bytes
     before = own_memory()
     cache = StateStore(SHAPE, num_blocks, CPU, is_deferred=True)
-    keys = cache.states[1].keys
+    keys = cache.states[1]["keys"]
     keys[5] = 3.0
     assert own_memory() - before < 16 * MIB
     cache.occupy()
