@@ -211,8 +211,8 @@ def test_what_steps_take_on_a_gpu_is_kept_from_the_kv_cache(
     free_bytes = 100 * parts.state_shape.block_bytes
     monkeypatch.setattr(state_store, "free_memory", lambda device, num_ranks: free_bytes)
     monkeypatch.setattr(loading, "load_parts", lambda *_: parts)
-    monkeypatch.setattr(loading, "with_cache", lambda parts, num_blocks, *_, **__: num_blocks)
-    assert load_engine(config, SingleRank(), lambda parts: free_bytes // 2) == 25
+    monkeypatch.setattr(loading, "with_cache", lambda parts, units, *_, **__: units)
+    assert load_engine(config, SingleRank(), lambda parts: free_bytes // 2).num_blocks == 25
 
 
 @pytest.mark.gpu

@@ -178,8 +178,9 @@ def test_right_drafts_save_steps_and_are_reported(folder: Path, plain: dict[tupl
 def test_text_that_repeats_itself_is_looked_up(folder: Path, plain: dict[tuple[int, int], list[Result]]) -> None:
     found = serve(folder, [with_drafts(REQUESTS[-1], "lookup", plain)])
     check_equal(found, {(10, 0): plain[10, 0]})
-    assert metrics_of(found, 10).total_accepted_draft_tokens > 5
-    assert found[10, 0][-1].decoding_iter < 40
+    num_accepted = metrics_of(found, 10).total_accepted_draft_tokens
+    assert num_accepted > 5
+    assert found[10, 0][-1].decoding_iter == 50 - num_accepted
 
 
 def test_what_the_model_guesses_is_accepted(folder: Path, plain: dict[tuple[int, int], list[Result]]) -> None:
