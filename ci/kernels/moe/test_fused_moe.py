@@ -162,12 +162,12 @@ BLOCK_SHAPES = [(9, 4, 200, 72, 2), (21, 3, 128, 256, 3), (1, 9, 300, 40, 2), (5
 def test_fp8_by_blocks_equals_reference(
     shape: tuple[int, int, int, int, int], config: dict[str, int], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """But for activated rows of which one element is rounded to the next number of fp8."""
+    """But for activated rows of which one element is rounded to the next number of fp8, a sixteenth of it away."""
     x, weights, experts, w_gate_up, w_down = random_layer(*shape, dtype)
     layer = (x, weights, experts, block_scaled(w_gate_up, 8), block_scaled(w_down, 128))
     expected = reference.fused_moe(*layer)
     largest = expected.abs().max()
-    assert_near(run(layer, device, config=config) / largest.to(device), expected / largest, 2e-2)
+    assert_near(run(layer, device, config=config) / largest.to(device), expected / largest, 5e-2)
 
 
 def test_reference_of_fp8_by_blocks_is_its_formula() -> None:
