@@ -125,6 +125,8 @@ def attend_tiles(
         else:
             k_mask = mask_d[:, None]
             v_mask = mask_d[None, :]
+        if not LATENT:
+            k = tl.load(k_head_ptr + base + (places[None, :] + offs_d[:, None]), mask=k_mask, other=0.0)
         v = tl.load(v_head_ptr + base + (places[:, None] + offs_d[None, :]), mask=v_mask, other=0.0)
         if LATENT:
             offs_tail = tl.arange(0, BLOCK_TAIL)
@@ -133,8 +135,6 @@ def attend_tiles(
                 tail_mask = tail_mask & mask_n[None, :]
             tail_ptrs = k_head_ptr + VALUE_DIM + base + (places[None, :] + offs_tail[:, None])
             k_tail = tl.load(tail_ptrs, mask=tail_mask, other=0.0)
-        else:
-            k = tl.load(k_head_ptr + base + (places[None, :] + offs_d[:, None]), mask=k_mask, other=0.0)
         if HAS_SCALES:
             scale_places = base // HEAD_DIM + places // HEAD_DIM
             k_scales = tl.load(k_scales_head_ptr + scale_places, mask=keys < seq_len, other=0.0)

@@ -117,9 +117,8 @@ def default_config(
     # fp8 values go through one more buffer, in float16.
     converted_bytes = 2 * block_n * block_d if element_size == 1 else 0
     buffers = max((BUFFER_BYTES - converted_bytes) // (2 * block_n * block_d * element_size), 1)
-    # With the scales of slots three programs spill 8 bytes on sm_100, and so does one of heads of 96 there or on sm_90
-    # (ptxas, triton 3.7).
-    most_programs = 3 if few_rows and not has_slot_scales and head_dim == block_d else 2
+    # With the scales of slots three programs spill 8 bytes on sm_100 (ptxas, triton 3.7).
+    most_programs = 3 if few_rows and not has_slot_scales else 2
     programs_per_sm = min(max(shared_memory_per_sm(device) // PROGRAM_BYTES, 1), most_programs)
     # Three programs of 4 warps may have 168 registers a thread each. Left to itself ptxas aims at 128 for some shapes
     # and spills 8 to 32 bytes; so it does with 168 and 16 bits (triton 3.7).
