@@ -299,7 +299,9 @@ def test_beams_beside_other_requests(
     for request in neighbours:
         assert engine.tokens(request.request_id) == alone.tokens(request.request_id)
     paused_searches = engine.paused & {request.request_id for request in beams}
-    assert bool(paused_searches) == (policy is SchedulerPolicy.MAX_UTILIZATION)
+    # The hypotheses of the network with states end earlier, and fewer searches need blocks at a time.
+    least = 2 if network.config.model_type == "qwen3" else 1
+    assert (len(paused_searches) >= least) == (policy is SchedulerPolicy.MAX_UTILIZATION)
     assert engine.kv_cache.num_used_blocks == 0
     engine.runner.close()
 

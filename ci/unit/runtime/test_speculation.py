@@ -20,6 +20,7 @@ from network_engine import MAX_SEQ_LEN, Engine
 from tiny_checkpoints import make_checkpoint, make_prompt
 
 from inflight.config import SchedulerPolicy
+from inflight.models.config import ModelConfig
 from inflight.output_config import OutputConfig
 from inflight.request import Request
 from inflight.result import PerfMetrics, Result, join_tensors
@@ -179,7 +180,8 @@ def test_text_that_repeats_itself_is_looked_up(folder: Path, plain: dict[tuple[i
     found = serve(folder, [with_drafts(REQUESTS[-1], "lookup", plain)])
     check_equal(found, {(10, 0): plain[10, 0]})
     num_accepted = metrics_of(found, 10).total_accepted_draft_tokens
-    assert num_accepted > 5
+    # The text of the network with states repeats itself less.
+    assert num_accepted > (10 if ModelConfig.load(folder).architecture == "Qwen3ForCausalLM" else 5)
     assert found[10, 0][-1].decoding_iter == 50 - num_accepted
 
 
