@@ -21,6 +21,7 @@ from inflight.runtime.block_bytes import BlockBytes
 from inflight.runtime.device import free_memory, gib
 from inflight.runtime.state_store import SPARE_CPU_BYTES, StateShape, StateStore
 
+_ANY = 2**62
 _PINNED_BYTES = 2**30
 """Of one region of pinned memory. torch rounds each up to a power of two, so a single one might take twice as much."""
 
@@ -29,7 +30,10 @@ def count_host_blocks(config: EngineConfig, shape: StateShape, groups: ParallelG
     """Number of host blocks of every rank. Collective. Raises ConfigurationError if not one fits, or if those of a GPU
     are more than this rank's share of the host's memory."""
     num_bytes = config.kv_cache_host_memory_bytes
-    num_blocks = groups.all_reduce_min(num_bytes // max(shape.block_bytes, 1))
+    # Blocks take nothing in a rank whose layers all keep states of sequences: another one decides, if there is one.
+    num_blocks = groups.all_reduce_min(num_bytes // shape.block_bytes if shape.block_bytes else _ANY)
+    if num_blocks == _ANY:
+        return 0
     if num_bytes and not num_blocks:
         raise ConfigurationError(
             f"kv_cache_host_memory_bytes {num_bytes} has no room for one block of {shape.block_bytes} bytes: "
@@ -52,22 +56,26 @@ class HostBlocks:
         self.num_blocks = num_blocks
         self._bytes = BlockBytes(store)
         is_cuda = device.type == "cuda"
-        self._region_blocks = max(_PINNED_BYTES // shape.block_bytes, 1) if is_cuda else max(num_blocks, 1)
+        self._has_bytes = shape.block_bytes > 0
+        own_blocks = num_blocks if self._has_bytes else 0
+        self._region_blocks = max(own_blocks, 1)
+        if is_cuda and own_blocks:
+            self._region_blocks = max(_PINNED_BYTES // shape.block_bytes, 1)
         allocate = _pinned_memory if is_cuda else _file_memory
         self._regions = [
             allocate(count * shape.block_bytes).view(count, shape.block_bytes)
-            for first in range(0, num_blocks, self._region_blocks)
-            for count in [min(self._region_blocks, num_blocks - first)]
+            for first in range(0, own_blocks, self._region_blocks)
+            for count in [min(self._region_blocks, own_blocks - first)]
         ]
 
     def offload(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (block, host block) pairs to the host. No host block is named twice."""
-        for block_id, slot in pairs:
+        for block_id, slot in pairs if self._has_bytes else ():
             self._bytes.read(block_id, self._slot(slot))
 
     def onboard(self, pairs: list[tuple[int, int]]) -> None:
         """Copy (host block, block) pairs to the device. No block is named twice."""
-        for slot, block_id in pairs:
+        for slot, block_id in pairs if self._has_bytes else ():
             self._bytes.write(self._slot(slot), block_id)
 
     def _slot(self, slot: int) -> Tensor:

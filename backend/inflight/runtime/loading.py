@@ -124,18 +124,18 @@ def load_engine(
     """
     parts = load_parts(config, rank_group, weights_place, resources)
     config, shape, groups, device = parts.config, parts.state_shape, parts.groups, parts.device
-    _check_states(parts)
     reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
     units = count_units(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
+    _check_states(parts, units)
     engine = with_cache(parts, units, count_host_blocks(config, shape, groups, device), defers_cache=defers_cache)
     if weights_place is not None:
         _finish_weights(parts.weights, config, rank_group)
     return engine
 
 
-def _check_states(parts: EngineParts) -> None:
-    """Raise ConfigurationError for what is not served where layers keep states of sequences."""
-    if parts.config.max_tokens_in_buffer and parts.state_shape.slot_bytes:
+def _check_states(parts: EngineParts, units: Units) -> None:
+    """Raise ConfigurationError, on all ranks, for what is not served where layers of some keep states of sequences."""
+    if parts.config.max_tokens_in_buffer and units.num_snapshots is not None:
         raise ConfigurationError(
             "max_tokens_in_buffer hands over blocks of prompts, but layers of this checkpoint keep states of "
             "sequences, which are not handed over; set it to 0"

@@ -183,8 +183,9 @@ class StateStore:
             inflight_kernels.copy_blocks(self.block_tensors, sources.contiguous(), destinations.contiguous())
 
     def copy_slots(self, sources: Tensor, destinations: Tensor) -> None:
-        """The same for slots."""
-        inflight_kernels.copy_blocks(self.slot_tensors, sources.contiguous(), destinations.contiguous())
+        """The same for slots. A pipeline stage may have none, where others have some."""
+        if self.slot_tensors:
+            inflight_kernels.copy_blocks(self.slot_tensors, sources.contiguous(), destinations.contiguous())
 
     def scrub(self, block_ids: list[int]) -> None:
         """Replace NaN and infinity by 0 before other sequences get the blocks. Finite values may be shared and stay.

@@ -6,6 +6,8 @@ Run: pytest ci/unit/distributed/test_pipeline.py
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from fp8_checkpoints import write_fp8_checkpoint
 from harness import make_request
 from network_engine import Engine
 from rank_processes import PipeGroup, run_on_ranks
-from tiny_checkpoints import make_checkpoint, make_prompt, write_checkpoint
+from tiny_checkpoints import CONFIGS, make_checkpoint, make_prompt, write_checkpoint
 
 from inflight.config import EngineConfig, SchedulerPolicy
 from inflight.distributed.mapping import Mapping
@@ -94,6 +96,21 @@ def round_keys(
     return engine.tokens(1), engine.log_probs(1), engine.runner._store.states[0]["keys"][0].nbytes
 
 
+def start_on_snapshots(
+    rank_group: PipeGroup | SingleRank, mapping: Mapping, folder: Path
+) -> tuple[dict[tuple[int, int], list[int]], int]:
+    """Of a network with states of sequences: tokens of several sequences of a prompt, of beams, and of prompts that
+    begin alike, whose blocks went to the host meanwhile; and how many blocks were not computed again."""
+    engine = make_engine(folder, rank_group, mapping, num_blocks=48, kv_cache_host_memory_bytes=2**20)
+    prompt = make_prompt(21)
+    engine.serve([make_request(1, prompt, 12, num_return_sequences=3, seed=4)])
+    engine.serve([make_request(2, make_prompt(40, seed=1), 20), make_request(3, make_prompt(40, seed=2), 20)])
+    engine.serve([make_request(4, prompt, 12, beam_width=2), make_request(5, [*prompt, 7], 12)])
+    rank_group.barrier()
+    engine.runner.close()
+    return {key: engine.tokens(*key) for key in engine.results}, engine.kv_cache.num_reused_blocks
+
+
 def count_blocks(rank_group: PipeGroup, mapping: Mapping, folder: Path) -> int:
     """Of ranks that could hold different numbers of blocks."""
     engine = make_engine(folder, rank_group, mapping, num_blocks=90 - 10 * rank_group.rank)
@@ -142,7 +159,7 @@ def refusals(rank_group: PipeGroup, mapping: Mapping, folder: Path) -> list[str]
     return [str(refusal.value)]
 
 
-def run_all(rank_group: PipeGroup, mapping: Mapping, cases: Cases) -> dict[str, Any]:
+def run_all(rank_group: PipeGroup, mapping: Mapping, cases: Cases, apart: Sequence[Path] = ()) -> dict[str, Any]:
     """Starting ranks takes longest, so they do everything in one life."""
     folder = cases[0][0]
     found: dict[str, Any] = {"outputs": generate(rank_group, mapping, cases)}
@@ -152,6 +169,7 @@ def run_all(rank_group: PipeGroup, mapping: Mapping, cases: Cases) -> dict[str, 
         found["refusals"] = refusals(rank_group, mapping, folder)
         found["fp8"] = round_keys(rank_group, mapping, folder)
         found["paused"], found["num_paused"] = pause(rank_group, mapping, folder)
+        found["snapshots"] = [start_on_snapshots(rank_group, mapping, one) for one in apart]
     return found
 
 
@@ -164,9 +182,27 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Cases:
 
 
 @pytest.fixture(scope="module")
-def answers(cases: Cases) -> list[dict[str, Any]]:
+def apart(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Networks of which one stage keeps states of sequences alone, and the other one keys and values alone."""
+    folder, folders = tmp_path_factory.mktemp("apart"), []
+    for kinds in (["linear_attention"] * 2 + ["full_attention"], ["full_attention"] * 2 + ["linear_attention"]):
+        config = deepcopy(CONFIGS["qwen3_5"])
+        config.layer_types = kinds
+        folders.append(write_checkpoint(folder / kinds[0], config, 1).folder)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def answers(cases: Cases, apart: list[Path]) -> list[dict[str, Any]]:
     """Of both ranks of two stages, which have two layers and one."""
-    return run_on_ranks(2, run_all, Mapping(1, 2), cases)
+    return run_on_ranks(2, run_all, Mapping(1, 2), cases, apart)
+
+
+def test_stages_may_keep_states_of_different_kinds(answers: list[dict[str, Any]], apart: list[Path]) -> None:
+    for number, folder in enumerate(apart):
+        expected, num_reused = start_on_snapshots(SingleRank(), Mapping(), folder)
+        assert num_reused > 10
+        assert [answer["snapshots"][number] for answer in answers] == [(expected, num_reused)] * 2
 
 
 def test_two_stages_give_the_same_tokens_as_transformers(answers: list[dict[str, Any]], cases: Cases) -> None:
@@ -235,9 +271,9 @@ def test_more_stages_than_layers_are_refused() -> None:
 
 
 def test_transformers_code_has_no_stages(tmp_path: Path) -> None:
-    from transformers_checkpoints import CONFIGS  # which rank processes need not import
+    import transformers_checkpoints  # which rank processes need not import
 
-    folder = write_checkpoint(tmp_path, CONFIGS["gpt2"], 1).folder
+    folder = write_checkpoint(tmp_path, transformers_checkpoints.CONFIGS["gpt2"], 1).folder
     config = EngineConfig(gpt_model_path=str(folder), device="cpu", model_impl="transformers", pipeline_parallel_size=2)
     with pytest.raises(ConfigurationError, match="pipeline_parallel_size is 2, but transformers' modelling code"):
         ModelRunner.load(config, SingleRank())
