@@ -163,7 +163,7 @@ class EngineConfig:
     copy_on_partial_reuse: bool = True
     """With enable_partial_reuse: also copy from blocks that other requests are using."""
     kv_cache_host_memory_bytes: int = 0
-    """Host memory of each rank for cold KV blocks: pinned, or on a CPU a nameless file in TMPDIR; 0 = none."""
+    """Host memory of each rank for cold blocks and states: pinned, or on a CPU a nameless file in TMPDIR; 0 = none."""
     secondary_offload_min_priority: int = 30
     """Retention priority, 0 to 100, from which on cold blocks go to host memory; others are given up."""
     state_snapshot_interval: int = 512

@@ -145,6 +145,11 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     state_copies: list[tuple[int, int]] = []
     """(source, row) slots of sequences' states, copied before anything else of the step is computed. No row is also a
     source. Slots beyond those of rows and of padding are for what `RowWork.kept_states` keeps."""
+    state_offloads: list[tuple[int, int]] = []
+    """(slot, host slot) pairs: as `offloads`, for states that are given up on the device but kept."""
+    state_onboards: list[tuple[int, int]] = []
+    """(host slot, row) pairs, copied behind `state_offloads` and before `state_copies`. Host slots are numbered from 0.
+    No row is in `state_copies`."""
     offloads: list[tuple[int, int]] = []
     """(block, host block) pairs, copied before all other copies: blocks that are given up on the device but kept."""
     onboards: list[tuple[int, int]] = []

@@ -59,6 +59,7 @@ class NullRunner:
     block_size = BLOCK_SIZE
     num_host_blocks = 0
     num_snapshots = None
+    num_host_snapshots = 0
     grammars = None
     adapters = None
     adapter_library = None

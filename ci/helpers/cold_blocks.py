@@ -1,5 +1,5 @@
 """Seeded histories in which memory is short and prompts part anywhere: blocks go to the host, come back, are copied in
-part. Denser than what a state machine draws."""
+part; and so do states of sequences, which every other history has. Denser than what a state machine draws."""
 
 from __future__ import annotations
 
@@ -29,6 +29,9 @@ def serve_history(seed: int) -> Harness:
         max_batch_size=rng.randint(1, 5),
         max_num_tokens=rng.randint(5, 40),
         max_seq_len=MAX_SEQ_LEN,
+        num_state_slots=rng.choice([1, 4, 12]) if seed % 2 else None,
+        num_host_state_slots=rng.choice([1, 5, 30]),
+        state_interval=rng.choice([1, 2]) * block_size,
         kv_cache={
             "enable_partial_reuse": rng.random() < 0.7,
             "copy_on_partial_reuse": rng.random() < 0.7,

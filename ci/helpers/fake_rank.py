@@ -33,6 +33,7 @@ class LoadedFakeRunner(FakeRunner):
         self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block
         self.num_host_blocks = 0
         self.num_snapshots = None
+        self.num_host_snapshots = 0
         self.description = EngineDescription(device="cpu")
         self.grammars = None
         self.prompt_blocks = None

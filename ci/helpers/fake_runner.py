@@ -72,6 +72,7 @@ class FakeRunner:
         num_stages: int = 1,
         num_host_blocks: int = 0,
         num_state_slots: int | None = None,
+        num_host_state_slots: int = 0,
         fail_launch: Callable[[int], bool] = lambda step: False,
         fail_collect: Callable[[int], bool] = lambda step: False,
         row_error: Callable[[Row], str | None] = lambda row: None,
@@ -79,7 +80,8 @@ class FakeRunner:
         is_lasting: Callable[[Exception], bool] = lambda error: False,
     ) -> None:
         """`num_stages`: pipeline stages. With several, the host must know every token of a step. `num_state_slots`:
-        besides those of rows and padding; None = the network has no recurrence.
+        besides those of rows and padding; None = the network has no recurrence. `num_host_state_slots`: for states in
+        host memory.
 
         `fail_*`: given the number of the step, from 0, whether it raises. `row_error`: a row that cannot go on.
         `forced`: what a guided row that is about to sample is told to be forced. `is_lasting`: whether a step's
@@ -94,6 +96,7 @@ class FakeRunner:
         self.slots: list[int] | None = None
         if num_state_slots is not None:
             self.slots = [EMPTY] * (max_batch_size + 1 + num_state_slots)
+        self.host_slots = [EMPTY] * num_host_state_slots
         self.exported: dict[bytes, list[int]] = {}
         """Prompts that other runners may take: key -> content of their blocks."""
         self.arrived: dict[int, list[int]] = {}
@@ -158,7 +161,7 @@ class FakeRunner:
         """A failed step leaves undefined content, also in what was copied."""
         self.memory, self.host_memory = [EMPTY] * len(self.memory), [EMPTY] * len(self.host_memory)
         if self.slots is not None:
-            self.slots = [EMPTY] * len(self.slots)
+            self.slots, self.host_slots = [EMPTY] * len(self.slots), [EMPTY] * len(self.host_slots)
 
     def survives(self, error: Exception) -> bool:
         return not self._is_lasting(error)
@@ -190,12 +193,21 @@ class FakeRunner:
         self._copy_states(scheduled)
 
     def _copy_states(self, scheduled: SchedulerOutput) -> None:
-        assert self.slots is not None or not scheduled.state_copies
-        sources = {source for source, _ in scheduled.state_copies}
-        rows = [row for _, row in scheduled.state_copies]
+        offloads, onboards, copies = scheduled.state_offloads, scheduled.state_onboards, scheduled.state_copies
+        if self.slots is None:
+            assert not (offloads or onboards or copies)
+            return
+        assert len({place for _, place in offloads}) == len(offloads), "a slot of the host is copied to twice"
+        for slot, place in offloads:
+            assert slot > self.max_batch_size, "a row's state is not given up"
+            self.host_slots[place] = self.slots[slot]
+        sources = {source for source, _ in copies}
+        rows = [row for _, row in [*onboards, *copies]]
         assert len(set(rows)) == len(rows) and sources.isdisjoint(rows), "copies depend on order"
-        for source, row in scheduled.state_copies:
-            assert self.slots is not None and row < self.max_batch_size
+        assert all(row < self.max_batch_size for row in rows)
+        for place, row in onboards:
+            self.slots[row] = self.host_slots[place]
+        for source, row in copies:
             self.slots[row] = self.slots[source]
 
     def _recur(self, part: RowWork, token_ids: list[int]) -> None:

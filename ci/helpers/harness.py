@@ -91,6 +91,7 @@ class Harness:
         hash_key: bytes = b"key",
         kv_cache: dict[str, Any] | None = None,
         num_state_slots: int | None = None,
+        num_host_state_slots: int = 0,
         state_interval: int = 8,
         runner: dict[str, Any] | None = None,
         runner_type: type[FakeRunner] = FakeRunner,
@@ -111,7 +112,7 @@ class Harness:
             block_size=block_size,
             hash_key=hash_key,
             enable_reuse=enable_reuse,
-            state_slots=StateSlots.beside_rows(max_batch_size, num_state_slots),
+            state_slots=StateSlots.beside_rows(max_batch_size, num_state_slots, num_host_state_slots),
             state_interval=state_interval,
             **kv_cache,
         )
@@ -134,6 +135,7 @@ class Harness:
             num_host_blocks=kv_cache.get("num_host_blocks", 0),
             num_stages=num_stages,
             num_state_slots=num_state_slots,
+            num_host_state_slots=num_host_state_slots,
             **(runner or {}),
         )
         self.callbacks = Callbacks(

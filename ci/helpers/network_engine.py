@@ -56,7 +56,9 @@ class Engine:
             hash_key=b"key",
             enable_reuse=enable_reuse,
             num_host_blocks=self.runner.num_host_blocks,
-            state_slots=StateSlots.beside_rows(max_batch_size, self.runner.num_snapshots),
+            state_slots=StateSlots.beside_rows(
+                max_batch_size, self.runner.num_snapshots, self.runner.num_host_snapshots
+            ),
             state_interval=config.state_snapshot_interval,
             **(kv_cache or {}),
         )

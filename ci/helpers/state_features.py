@@ -37,7 +37,7 @@ STATE_FEATURES: dict[str, tuple[str, str, str]] = {
     "requests go on behind what their clients have, as after a death of ranks": (REPLAY, AS_BLOCKS, REPLAY),
     "tensor parallel ranks": (NETWORKS_OF_RANKS, NETWORKS_OF_RANKS, NETWORKS_OF_RANKS),
     "pipeline stages": (CHUNKS_OF_STAGES, CHUNKS_OF_STAGES, CHUNKS_OF_STAGES),
-    "cold blocks in host memory": (HISTORIES, AS_BLOCKS, "blocks move, states stay on the device"),
+    "cold blocks and states in host memory": (HISTORIES, AS_BLOCKS, STATES),
     "contexts handed over to other ranks": (CONTEXTS, AS_BLOCKS, "refused by name (`max_tokens_in_buffer`)"),
     "reuse of parts of a block": (HISTORIES, AS_BLOCKS, "no: a state is behind whole blocks"),
     "8 bits (`kv_cache_dtype`)": (CODES, CODES, "blocks only: a state stays in float32"),

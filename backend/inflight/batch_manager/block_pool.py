@@ -233,6 +233,11 @@ class BlockPool:
                 else:
                     self._blank.append(block_id)
 
+    def may_offload(self, block_hash: bytes) -> bool:
+        """Whether the priority of a block that is cached, here or on the host, is high enough for host memory."""
+        block = self._table.get(block_hash)
+        return block is not None and block.priority >= self._min_offload_priority
+
     # -- copies before the next step -----------------------------------------------------------------------------------
 
     def hold_source(self, block_id: int) -> None:

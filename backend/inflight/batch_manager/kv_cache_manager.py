@@ -50,11 +50,6 @@ class KVCacheManager:
         sequences, one taken every `state_interval` tokens; None = no layer keeps one."""
         self.block_size = block_size
         self._enable_reuse = enable_reuse
-        self.states: SequenceStates | None = None
-        if state_slots is not None:
-            self.states = SequenceStates(
-                state_slots, block_size=block_size, interval=state_interval, enable_reuse=enable_reuse
-            )
         # A state is behind whole blocks only.
         self._enable_partial_reuse = enable_reuse and enable_partial_reuse and state_slots is None
         self._copies_used_blocks = copy_on_partial_reuse
@@ -67,6 +62,15 @@ class KVCacheManager:
             events=events,
             on_drop=None if state_slots is None else state_slots.forget,
         )
+        self.states: SequenceStates | None = None
+        if state_slots is not None:
+            self.states = SequenceStates(
+                state_slots,
+                block_size=block_size,
+                interval=state_interval,
+                enable_reuse=enable_reuse,
+                may_offload=self._pool.may_offload,
+            )
         self.num_reused_blocks = 0
         """Blocks that were taken from the cache instead of computed, since the start."""
         self.num_allocated_blocks = 0

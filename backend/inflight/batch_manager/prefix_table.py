@@ -53,6 +53,9 @@ class PrefixTable:
         found = self._by_hash.get(block_hash)
         return found if found is not None and found.tokens.tolist() == token_ids else None
 
+    def get(self, block_hash: bytes) -> CachedBlock | None:
+        return self._by_hash.get(block_hash)
+
     def __contains__(self, block_hash: bytes) -> bool:
         return block_hash in self._by_hash
 

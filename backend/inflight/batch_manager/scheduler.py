@@ -43,7 +43,7 @@ from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.batch_manager.speculation.draft_count import DraftCount
 from inflight.batch_manager.speculation.drafter import NO_DRAFTS
 from inflight.batch_manager.speculation.speculation import Speculation
-from inflight.batch_manager.step import NONE, Step
+from inflight.batch_manager.step import NO_STATES, NONE, Step
 from inflight.batch_manager.waiting_queue import WaitingQueue
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest, RequestError
@@ -144,11 +144,15 @@ class Scheduler:
                 raise RuntimeError("the queue's head does not fit into an empty KV cache")
             return None
         transfers = self.kv_cache.take_transfers()
+        states = self.kv_cache.states
+        state_offloads, state_onboards = (NO_STATES, NO_STATES) if states is None else states.slots.take_transfers()
         output = SchedulerOutput(
             new_sequences=step.new_sequences,
             rows=step.rows,
             block_copies=step.block_copies + transfers.copies,
             state_copies=step.state_copies,
+            state_offloads=state_offloads,
+            state_onboards=state_onboards,
             offloads=transfers.offloads,
             onboards=transfers.onboards,
             arrivals=step.arrivals,

@@ -14,6 +14,8 @@ A sequence starts on the longest cached prefix that has a snapshot, and on nothi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from inflight.batch_manager.kept_states import NO_STATE, KeptStates
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.batch_manager.state_slots import StateSlots
@@ -22,13 +24,23 @@ STARTED = (SequenceStatus.RUNNING, SequenceStatus.FINISHED)
 
 
 class SequenceStates:
-    def __init__(self, slots: StateSlots, *, block_size: int, interval: int, enable_reuse: bool) -> None:
+    def __init__(
+        self,
+        slots: StateSlots,
+        *,
+        block_size: int,
+        interval: int,
+        enable_reuse: bool,
+        may_offload: Callable[[bytes], bool],
+    ) -> None:
         """`interval`: tokens between snapshots, a multiple of `block_size`. Without `enable_reuse` no prefix is looked
-        up, so that none is taken."""
+        up, so that none is taken. `may_offload`: whether the snapshot behind a cached block, given by its hash, is
+        worth host memory."""
         self.slots = slots
         self._block_size = block_size
         self._interval = interval
         self._enable_reuse = enable_reuse
+        self._may_offload = may_offload
 
     def num_usable(self, block_hashes: list[bytes]) -> int:
         """Of leading blocks that are cached, given by their hashes: those behind which a sequence can start."""
@@ -50,11 +62,14 @@ class SequenceStates:
         return source.states.behind_prompt != NO_STATE and source.states.prompt_length == num_tokens
 
     def take_source(self, sequence: Sequence) -> int:
-        """What has to be copied into its row's slot before the step that is put together; NO_STATE = nothing."""
-        slot = sequence.states.source
+        """What has to be copied into its row's slot before the step that is put together; NO_STATE = nothing, or what
+        `slots` says."""
+        slot, sequence.states.source = sequence.states.source, NO_STATE
+        if slot != NO_STATE and self.slots.is_on_host(slot):
+            self.slots.read(slot, sequence.row)
+            return NO_STATE
         if slot != NO_STATE:
             self.slots.release(slot)
-            sequence.states.source = NO_STATE
         return slot
 
     def keep(self, sequence: Sequence, start: int, end: int, num_drafts: int) -> list[tuple[int, int]]:
@@ -68,12 +83,12 @@ class SequenceStates:
             assert not states.behind_drafts, "two steps verify drafts of one sequence"
             # Behind the last one the row's own state is right, if all are accepted.
             num_kept = num_drafts + (end % self._block_size == 0)
-            states.behind_drafts = [(start + 1 + index, self.slots.take()) for index in range(num_kept)]
+            states.behind_drafts = [(start + 1 + index, self._take()) for index in range(num_kept)]
             return [(index, slot) for index, (_, slot) in enumerate(states.behind_drafts)]
         kept: dict[int, int] = {}  # number of leading tokens -> slot
         for num_tokens in self._borders(sequence, start, end):
             if self.slots.num_free:
-                kept[num_tokens] = self.slots.take()
+                kept[num_tokens] = self._take()
         states.behind_tokens += kept.items()
         prefix = sequence.num_prefix_tokens
         if start < prefix <= end and states.behind_prompt == NO_STATE and self._has_waiting_siblings(sequence):
@@ -97,10 +112,13 @@ class SequenceStates:
         if length in kept:
             self.slots.hold(kept[length])
         elif self.slots.num_free:
-            kept[length] = self.slots.take()
+            kept[length] = self._take()
         else:
             return
         states.behind_prompt, states.prompt_length = kept[length], length
+
+    def _take(self) -> int:
+        return self.slots.take(self._may_offload)
 
     @staticmethod
     def _has_waiting_siblings(sequence: Sequence) -> bool:

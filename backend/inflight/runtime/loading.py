@@ -39,7 +39,7 @@ from inflight.runtime.device import (
     give_back_memory,
     with_settled_dtype,
 )
-from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
+from inflight.runtime.host_units import NOTHING_ON_HOST, HostCounts, HostUnits, count_host_units
 from inflight.runtime.kernel_cache import use_kernel_cache
 from inflight.runtime.prompt_blocks import PromptBlocks
 from inflight.runtime.state_store import StateShape, StateStore, Units, count_units, num_slots
@@ -75,7 +75,8 @@ class LoadedEngine:
     store: StateStore
     num_snapshots: int | None
     """See Units."""
-    host_blocks: HostBlocks
+    host_blocks: HostUnits
+    host_states: HostUnits
     prompt_blocks: PromptBlocks | None
     """None = contexts are not handed over."""
     limits: RequestLimits
@@ -127,7 +128,8 @@ def load_engine(
     reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
     units = count_units(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
     _check_states(parts, units)
-    engine = with_cache(parts, units, count_host_blocks(config, shape, groups, device), defers_cache=defers_cache)
+    host_counts = count_host_units(config, shape, units, groups, device)
+    engine = with_cache(parts, units, host_counts, defers_cache=defers_cache)
     if weights_place is not None:
         _finish_weights(parts.weights, config, rank_group)
     return engine
@@ -210,7 +212,7 @@ def load_parts(
 
 
 def with_cache(
-    parts: EngineParts, units: Units, num_host_blocks: int = 0, *, defers_cache: bool = False
+    parts: EngineParts, units: Units, host_counts: HostCounts = NOTHING_ON_HOST, *, defers_cache: bool = False
 ) -> LoadedEngine:
     """The engine with a cache of so many units. Collective. On a CPU only once: layers are compiled for it."""
     config, model, dtype, device = parts.config, parts.model, parts.dtype, parts.device
@@ -218,7 +220,8 @@ def with_cache(
     network, shape = networks[0], parts.state_shape
     num_blocks = units.num_blocks
     store = StateStore(shape, num_blocks, device, num_slots(config, units.num_snapshots), is_deferred=defers_cache)
-    host_blocks = HostBlocks(store, shape, num_host_blocks, device)
+    host_blocks = HostUnits(store.block_tensors, host_counts.num_blocks, device)
+    host_states = HostUnits(store.slot_tensors, host_counts.num_snapshots, device)
     prompt_blocks = None
     if config.max_tokens_in_buffer:
         prompt_blocks = PromptBlocks(store, shape, config.max_tokens_in_buffer)
@@ -267,6 +270,7 @@ def with_cache(
         store=store,
         num_snapshots=units.num_snapshots,
         host_blocks=host_blocks,
+        host_states=host_states,
         prompt_blocks=prompt_blocks,
         limits=limits,
         groups=groups,

@@ -45,7 +45,7 @@ from inflight.runtime.drafts import fill_in
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.guidance import Guidance
 from inflight.runtime.guided.libraries import make_library
-from inflight.runtime.host_blocks import HostBlocks
+from inflight.runtime.host_units import HostUnits
 from inflight.runtime.loading import ITS_OWN, LoadedEngine, RankResources, load_engine
 from inflight.runtime.logits_post_processing import LogitsPostProcessing
 from inflight.runtime.memory_profile import step_bytes
@@ -72,7 +72,7 @@ NOTHING_FORCED: dict[int, list[int]] = {}
 
 class ModelRunner:
     """Built by `load`. The scheduler and the executor read `limits`, `num_blocks`, `num_host_blocks`, `num_snapshots`,
-    `block_size` and `description`."""
+    `num_host_snapshots`, `block_size` and `description`."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class ModelRunner:
         grammars: Grammars | None = None,
         post_processors: LogitsPostProcessorConfig | None = None,
         num_snapshots: int | None = None,
-        host_blocks: HostBlocks | None = None,
+        host_blocks: HostUnits | None = None,
+        host_states: HostUnits | None = None,
         prompt_blocks: PromptBlocks | None = None,
         adapters: AdapterStore | None = None,
         adapter_library: AdapterLibrary | None = None,
@@ -101,11 +102,11 @@ class ModelRunner:
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
         `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `num_snapshots`: see
-        Units. `host_blocks`: where
-        cold blocks go; None = nowhere. `prompt_blocks`: None = none are exchanged with other ranks. `adapters`: None =
-        none is served; `adapter_library`: on the leader. `draft_network`: the draft model, whose states stand behind
-        those of `decoder` in `store`; None = none. `busy_wait_events`: see EngineConfig. `records_graphs`: decode
-        steps replay CUDA graphs, where the device has them.
+        Units. `host_blocks`, `host_states`: where cold blocks and states of sequences go; None = nowhere.
+        `prompt_blocks`: None = none are exchanged with other ranks. `adapters`: None = none is served;
+        `adapter_library`: on the leader. `draft_network`: the draft model, whose states stand behind those of `decoder`
+        in `store`; None = none. `busy_wait_events`: see EngineConfig. `records_graphs`: decode steps replay CUDA
+        graphs, where the device has them.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -118,7 +119,8 @@ class ModelRunner:
         self._store = store
         self.prompt_blocks = prompt_blocks
         self.num_snapshots = num_snapshots
-        self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_blocks
+        self.num_host_blocks = 0 if host_blocks is None else host_blocks.num_units
+        self.num_host_snapshots = 0 if host_states is None else host_states.num_units
         self._max_num_tokens = max_num_tokens
         self._groups = groups
         self._device = device
@@ -149,6 +151,7 @@ class ModelRunner:
             groups=groups,
             device=device,
             host_blocks=host_blocks,
+            host_states=host_states,
             prompt_blocks=prompt_blocks,
             adapters=adapters,
             busy_wait_events=busy_wait_events,
@@ -240,6 +243,7 @@ class ModelRunner:
             store=engine.store,
             num_snapshots=engine.num_snapshots,
             host_blocks=engine.host_blocks,
+            host_states=engine.host_states,
             prompt_blocks=engine.prompt_blocks,
             block_size=config.tokens_per_block,
             limits=structs.replace(engine.limits, logits_post_processors=post_processors.names),
@@ -297,6 +301,8 @@ class ModelRunner:
         """Start a step; see Runner. The host's part is done when this returns, while the device still computes."""
         if not self.num_host_blocks and (scheduled.offloads or scheduled.onboards):
             raise ValueError("blocks in host memory are not served, but the step copies some")
+        if not self.num_host_snapshots and (scheduled.state_offloads or scheduled.state_onboards):
+            raise ValueError("states in host memory are not served, but the step copies some")
         if self.prompt_blocks is None and (scheduled.arrivals or scheduled.exports):
             raise ValueError("blocks of prompts are not exchanged with other ranks, but the step copies some")
         self._enter()

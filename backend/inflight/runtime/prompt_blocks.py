@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inflight.runtime.block_bytes import BlockBytes
 from inflight.runtime.host_memory import available_memory
 from inflight.runtime.state_store import SPARE_CPU_BYTES, StateShape, StateStore
+from inflight.runtime.unit_bytes import UnitBytes
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class PromptBlocks:
         """Of each layer: whoever reads the blocks needs the same."""
         self.on_export: Callable[[], None] = lambda: None
         """Called by the thread that computes, when a prompt is ready to be fetched."""
-        self._bytes = BlockBytes(store)
+        self._bytes = UnitBytes(store.block_tensors)
         self._max_bytes = max_tokens // shape.block_size * shape.block_bytes
         self._lock = threading.Lock()
         self._exported: dict[bytes, ExportedBlocks] = {}  # by key, the oldest first

@@ -24,7 +24,7 @@ from inflight.runtime.batch_layout import lay_out
 from inflight.runtime.decode_graphs import Graph, GraphSet, NetworkKey, SamplingKey
 from inflight.runtime.draft_model import DraftModel, place_drafts
 from inflight.runtime.guided.token_mask import StepMask, TokenMask
-from inflight.runtime.host_blocks import HostBlocks
+from inflight.runtime.host_units import HostUnits
 from inflight.runtime.logits_post_processing import LogitsPostProcessing, ProcessedLogits, ProcessedRow
 from inflight.runtime.prompt_blocks import PromptBlocks
 from inflight.runtime.result_copies import ResultCopies
@@ -73,7 +73,8 @@ class StepComputation:
         post_processing: LogitsPostProcessing,
         groups: ParallelGroups,
         device: torch.device,
-        host_blocks: HostBlocks | None,
+        host_blocks: HostUnits | None,
+        host_states: HostUnits | None,
         prompt_blocks: PromptBlocks | None,
         adapters: AdapterStore | None,
         busy_wait_events: bool,
@@ -103,6 +104,7 @@ class StepComputation:
         self._groups = groups
         self._device = device
         self._host_blocks = host_blocks
+        self._host_states = host_states
         self._prompt_blocks = prompt_blocks
         self._adapters = adapters
         self._has_adapters = limits.num_adapter_slots > 0
@@ -176,6 +178,9 @@ class StepComputation:
         if self._host_blocks is not None:
             self._host_blocks.offload(step.offloads)
             self._host_blocks.onboard(step.onboards)
+        if self._host_states is not None:
+            self._host_states.offload(step.state_offloads)
+            self._host_states.onboard(step.state_onboards)
         if step.arrivals:
             assert self._prompt_blocks is not None, "what is not served was not refused"
             self._prompt_blocks.place(step.arrivals)

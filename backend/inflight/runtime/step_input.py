@@ -54,6 +54,9 @@ class StepInput:
     offloads: list[tuple[int, int]] = field(default_factory=list)
     """This and the next as in SchedulerOutput."""
     onboards: list[tuple[int, int]] = field(default_factory=list)
+    state_offloads: list[tuple[int, int]] = field(default_factory=list)
+    """This and the next as in SchedulerOutput."""
+    state_onboards: list[tuple[int, int]] = field(default_factory=list)
     arrivals: list[tuple[int, list[tuple[int, int]]]] = field(default_factory=list)
     """This and the next as in SchedulerOutput."""
     exports: list[tuple[bytes, list[int]]] = field(default_factory=list)
@@ -203,6 +206,8 @@ class StepPreparation:
             scrubbed_block_ids=scrubbed_block_ids,
             offloads=scheduled.offloads,
             onboards=scheduled.onboards,
+            state_offloads=scheduled.state_offloads,
+            state_onboards=scheduled.state_onboards,
             arrivals=scheduled.arrivals,
             exports=scheduled.exports,
             scrubbed_copies=scheduled.scrubbed_block_ids,

@@ -21,7 +21,7 @@ from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.guided.grammars import GrammarState
 from inflight.runtime.guided.outputs import Mask
-from inflight.runtime.host_blocks import HostBlocks
+from inflight.runtime.host_units import HostUnits
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.state_store import StateShape, StateStore
 from inflight.scheduler_output import HIDDEN_STATES, SchedulerOutput, StepOutput, layer_output
@@ -118,7 +118,7 @@ class FakeEngine:
             rank_group=SingleRank() if ranks is None or rank is None else ranks.rank(rank),
             grammars=None if rank else AnyText(network.config.vocab_size),  # type: ignore[arg-type]
             post_processors=processors,
-            host_blocks=HostBlocks(cache, shape, 4, CUDA) if with_options else None,
+            host_blocks=HostUnits(cache.block_tensors, 4, CUDA) if with_options else None,
             adapters=adapters,
             draft_network=networks[1].decoder if with_draft_model else None,
             records_graphs=records_graphs,

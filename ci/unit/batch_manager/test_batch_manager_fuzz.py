@@ -95,6 +95,7 @@ class Histories(RuleBasedStateMachine):
         preempts=st.booleans(),
         num_stages=st.sampled_from([1, 1, 2, 3]),
         num_state_slots=st.sampled_from([None, None, 0, 1, 3, 30]),
+        num_host_state_slots=st.sampled_from([0, 1, 3, 30]),
         blocks_between_states=st.sampled_from([1, 2, 5]),
     )
     def start(
@@ -113,6 +114,7 @@ class Histories(RuleBasedStateMachine):
         preempts: bool,
         num_stages: int,
         num_state_slots: int | None,
+        num_host_state_slots: int,
         blocks_between_states: int,
     ) -> None:
         """A pool that holds the longest sequence and little more. Only the first rank notes events."""
@@ -132,6 +134,7 @@ class Histories(RuleBasedStateMachine):
                     hash_key=bytes([rank]),
                     num_stages=num_stages,
                     num_state_slots=num_state_slots,
+                    num_host_state_slots=num_host_state_slots,
                     state_interval=blocks_between_states * block_size,
                     kv_cache={
                         "enable_partial_reuse": partial,

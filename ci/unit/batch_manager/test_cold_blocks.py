@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 from cold_blocks import serve_history
@@ -12,6 +13,7 @@ from harness import Harness, make_request
 from inflight.batch_manager.block_pool import BlockPool
 from inflight.batch_manager.eviction_queue import EvictionQueue
 from inflight.batch_manager.prefix_table import CachedBlock
+from inflight.batch_manager.state_slots import StateSlots
 from inflight.errors import InvalidRequest
 from inflight.kv_cache_retention import KvCacheRetentionConfig, Retention, TokenRangeRetentionConfig
 from inflight.request import Request
@@ -46,12 +48,13 @@ def prefilled(harness: Harness, since: int = 0) -> int:
 @pytest.mark.parametrize("block", range(10))
 def test_any_history_keeps_the_books_and_the_tokens(block: int) -> None:
     """See cold_blocks. Blocks must have moved both ways, or the histories show nothing."""
-    num_onboarded = num_partial = 0
+    num_onboarded = num_partial = num_states = 0
     for seed in range(block * NUM_HISTORIES // 10, (block + 1) * NUM_HISTORIES // 10):
         harness = serve_history(seed)
         num_onboarded += harness.kv_cache.num_onboarded_blocks
         num_partial += harness.kv_cache.num_partially_reused_blocks
-    assert num_onboarded and num_partial
+        num_states += sum(len(step.state_onboards) for step in harness.runner.launched)
+    assert num_onboarded and num_partial and num_states
 
 
 # -- which are given up ------------------------------------------------------------------------------------------------
@@ -332,6 +335,62 @@ def test_a_block_that_is_given_up_before_it_came_back_stays_on_the_host() -> Non
     transfers = pool.take_transfers()
     assert (transfers.offloads, transfers.onboards) == ([], [])
     pool.check([[0]])
+
+
+def state_harness(**options: Any) -> Harness:
+    return Harness(max_num_tokens=64, num_state_slots=3, num_host_state_slots=8, **options)
+
+
+def test_states_go_to_the_host_and_sequences_start_on_them_there() -> None:
+    harness = state_harness(kv_cache={"num_host_blocks": 60}, num_blocks=20)
+    harness.serve(make_request(1, PROMPT, 2))
+    crowd_out(harness, 10)
+    assert any(step.state_offloads for step in harness.runner.launched)
+    for number in (2, 3):
+        launches = harness.runner.num_launches
+        harness.serve(make_request(number, PROMPT, 6))
+        first = harness.runner.launched[launches]
+        assert harness.tokens(number) == harness.expected(number) and num_reused(harness, number) == 3
+        assert len(first.state_onboards) == 1 and not first.state_copies, "it stays on the host"
+
+
+def test_a_state_goes_with_its_block_from_the_host_too() -> None:
+    harness = state_harness(num_blocks=20)
+    harness.serve(make_request(1, PROMPT, 2))
+    crowd_out(harness, 10)
+    crowd_out(harness, 20)
+    assert harness.kv_cache.states is not None
+    cached = {block.block_hash for block in harness.kv_cache._pool._table}
+    assert harness.kv_cache.states.slots._slots.keys() <= cached
+    harness.serve(make_request(2, PROMPT, 2))
+    assert num_reused(harness, 2) == 0 and harness.tokens(2) == harness.expected(2)
+
+
+@pytest.mark.parametrize(("priority", "is_kept"), [(49, False), (50, True)])
+def test_a_state_goes_to_the_host_if_its_block_may(priority: int, is_kept: bool) -> None:
+    harness = state_harness(kv_cache={"num_host_blocks": 60, "min_offload_priority": 50})
+    harness.serve(keeping(make_request(1, PROMPT, 2), retention(priority)))
+    for number in range(10, 13):
+        harness.serve(keeping(make_request(number, [number, *PROMPT], 2), retention(60)))
+    harness.serve(make_request(2, PROMPT, 2))
+    assert (num_reused(harness, 2) == 3) is is_kept
+
+
+def test_a_slot_of_the_host_that_is_read_is_given_away_behind_the_step() -> None:
+    slots = StateSlots(2, 5, 1)
+    first, second = slots.take(bool), slots.take(bool)
+    for slot, block_hash in ((first, b"a"), (second, b"b")):
+        slots.enter(slot, block_hash)
+        slots.release(slot)
+    assert slots.take(bool) == first and slots.take_transfers() == ([(first, 0)], [])
+    on_host = slots.hold_snapshot(b"a")
+    assert slots.is_on_host(on_host)
+    slots.read(on_host, 3)
+    assert slots.take(bool) == second and b"b" not in slots, "there is no room on the host"
+    assert b"a" in slots and slots.take_transfers() == ([], [(0, 3)])
+    slots.enter(second, b"a")
+    slots.check([first, second])
+    assert slots.hold_snapshot(b"a") == second, "what is on the device is nearer"
 
 
 def test_content_that_is_not_trusted_neither_goes_nor_stays() -> None:

@@ -23,6 +23,7 @@ from inflight.errors import ConfigurationError
 from inflight.models.compiled import CompiledNetwork
 from inflight.request import Request
 from inflight.result import PerfMetrics
+from inflight.scheduler_output import SchedulerOutput
 from inflight.speculative_decoding import ExternalDraftTokensConfig
 
 pytestmark = pytest.mark.slow
@@ -97,6 +98,21 @@ def from_snapshots(folder: Path, alone: Answers) -> Engine:
     return engine
 
 
+def from_host_memory(folder: Path, alone: Answers) -> Engine:
+    """Blocks and snapshots for two prompts on the device, which has little of either: the rest is on the host."""
+    engine = engine_of(folder, num_blocks=28, num_state_snapshots=4, kv_cache_host_memory_bytes=16 << 20)
+    launched: list[SchedulerOutput] = []
+    forward = engine.runner.forward
+    engine.runner.forward = lambda step: (launched.append(step), forward(step))[1]  # type: ignore[method-assign]
+    for _ in range(3):
+        for request in requests():
+            engine.results.pop((request.request_id, 0), None)
+            engine.serve([request])
+    assert engine.kv_cache.num_onboarded_blocks > 0
+    assert sum(len(step.state_onboards) for step in launched) > len(LENGTHS)
+    return engine
+
+
 def with_drafts(folder: Path, alone: Answers) -> Engine:
     """Right ones, then wrong ones."""
     engine, drafted = engine_of(folder, max_batch_size=32), []
@@ -117,7 +133,7 @@ def without_slots(folder: Path, alone: Answers) -> Engine:
 
 
 @needs_compiler
-@pytest.mark.parametrize("serve", [in_chunks, paused, from_snapshots, with_drafts, without_slots])
+@pytest.mark.parametrize("serve", [in_chunks, paused, from_snapshots, from_host_memory, with_drafts, without_slots])
 def test_bits_depend_on_the_request_alone(
     folder: Path, alone: Answers, serve: Callable[[Path, Answers], Engine]
 ) -> None:

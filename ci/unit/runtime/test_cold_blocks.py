@@ -21,11 +21,12 @@ from inflight.config import EngineConfig, SchedulerPolicy
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import KeyValueSpec
+from inflight.layers.state import StateSpec, TensorSpec, Unit
 from inflight.output_config import OutputConfig
 from inflight.request import Request
-from inflight.runtime import host_blocks
-from inflight.runtime.host_blocks import HostBlocks, count_host_blocks
-from inflight.runtime.state_store import StateShape, StateStore
+from inflight.runtime import host_units
+from inflight.runtime.host_units import HostUnits, count_host_units
+from inflight.runtime.state_store import StateShape, StateStore, Units
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import SchedulerOutput
 
@@ -167,7 +168,7 @@ def block_bytes(kv_cache: StateStore, block_id: int) -> list[bytes]:
 
 def test_a_round_trip_changes_no_bit() -> None:
     kv_cache = StateStore(SHAPE, 6, CPU)
-    host = HostBlocks(kv_cache, SHAPE, 4, CPU)
+    host = HostUnits(kv_cache.block_tensors, 4, CPU)
     fill(kv_cache)
     before = [block_bytes(kv_cache, block_id) for block_id in range(6)]
     host.offload([(5, 0), (2, 3), (0, 1)])
@@ -183,7 +184,7 @@ def test_a_round_trip_changes_no_bit() -> None:
 def test_a_round_trip_over_a_gpus_stream_changes_no_bit() -> None:
     device = torch.device("cuda")
     kv_cache = StateStore(SHAPE, 6, device)
-    host = HostBlocks(kv_cache, SHAPE, 4, device)
+    host = HostUnits(kv_cache.block_tensors, 4, device)
     fill(kv_cache)
     caches = [cache for layer in kv_cache.states for cache in (layer["keys"], layer["values"])]
     before = [cache[5].cpu() for cache in caches]
@@ -198,23 +199,23 @@ def test_a_round_trip_over_a_gpus_stream_changes_no_bit() -> None:
 
 def test_no_file_can_be_seen_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    host = HostBlocks(StateStore(SHAPE, 2, CPU), SHAPE, 2, CPU)
+    host = HostUnits(StateStore(SHAPE, 2, CPU).block_tensors, 2, CPU)
     assert os.listdir(tmp_path) == []
-    assert host.num_blocks == 2
+    assert host.num_units == 2
 
 
 def test_pinned_memory_is_bounded_by_the_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_blocks, "free_memory", lambda device, num_ranks: 2**30 // num_ranks)
+    monkeypatch.setattr(host_units, "free_memory", lambda device, num_ranks: 2**30 // num_ranks)
     config = EngineConfig(kv_cache_host_memory_bytes=2**29, tensor_parallel_size=2)
     with pytest.raises(ConfigurationError, match=r"0\.50 GiB of the host's memory for each rank, but only 0\.38 GiB"):
-        count_host_blocks(config, SHAPE, ParallelGroups(), torch.device("cuda"))
+        count_host_units(config, SHAPE, Units(10, None), ParallelGroups(), torch.device("cuda"))
 
 
 @pytest.mark.parametrize("region_blocks", [1, 3])
 def test_blocks_may_lie_in_several_regions(region_blocks: int) -> None:
     kv_cache = StateStore(SHAPE, 6, CPU)
-    host = HostBlocks(kv_cache, SHAPE, 5, CPU)
-    host._region_blocks = region_blocks
+    host = HostUnits(kv_cache.block_tensors, 5, CPU)
+    host._region_units = region_blocks
     host._regions = list(host._regions[0].split(region_blocks))
     fill(kv_cache)
     before = [block_bytes(kv_cache, block_id) for block_id in range(5)]
@@ -222,6 +223,20 @@ def test_blocks_may_lie_in_several_regions(region_blocks: int) -> None:
     fill(kv_cache)
     host.onboard([(block_id, block_id) for block_id in range(5)])
     assert [block_bytes(kv_cache, block_id) for block_id in range(5)] == before
+
+
+def test_host_memory_is_split_between_blocks_and_states_as_the_device_is() -> None:
+    state = StateSpec(unit=Unit.SEQUENCE, tensors=(TensorSpec("recurrent", (3, 100), torch.float32),))
+    shape = StateShape(specs=(*SPECS, state), block_size=BLOCK_SIZE)
+    own_bytes = 40 * shape.block_bytes + 5 * shape.slot_bytes
+    config = EngineConfig(kv_cache_host_memory_bytes=3 * own_bytes)
+    assert count_host_units(config, shape, Units(40, 5), ParallelGroups(), CPU) == (120, 15)
+    states_alone = StateShape(specs=(state,), block_size=BLOCK_SIZE)
+    config = EngineConfig(kv_cache_host_memory_bytes=10 * state.num_bytes)
+    assert count_host_units(config, states_alone, Units(40, 5), ParallelGroups(), CPU) == (80, 10)
+    config = EngineConfig(kv_cache_host_memory_bytes=own_bytes // 5 - 1)
+    with pytest.raises(ConfigurationError, match=r"no room for one block of \d+ bytes and one state of 1200 bytes, of"):
+        count_host_units(config, shape, Units(40, 5), ParallelGroups(), CPU)
 
 
 def _no_space(*_: object) -> None:

@@ -44,6 +44,8 @@ class LoadedRunner(Runner, Protocol):
     """Slots in host memory for cold blocks."""
     num_snapshots: int | None
     """Slots for states of sequences besides those of rows; None = no layer keeps such a state."""
+    num_host_snapshots: int
+    """Slots in host memory for cold ones of them."""
     block_size: int
     grammars: Grammars | None
     """On the leader, if requests may ask for guided decoding."""
@@ -150,7 +152,7 @@ def make_manager(
         min_offload_priority=config.secondary_offload_min_priority,
         events=EventBuffer(config.event_buffer_max_size) if notes_events and config.event_buffer_max_size else None,
         hash_key=os.urandom(32),
-        state_slots=StateSlots.beside_rows(config.max_batch_size, runner.num_snapshots),
+        state_slots=StateSlots.beside_rows(config.max_batch_size, runner.num_snapshots, runner.num_host_snapshots),
         state_interval=-(-config.state_snapshot_interval // runner.block_size) * runner.block_size,
     )
     scheduler = Scheduler(
