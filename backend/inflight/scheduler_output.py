@@ -133,6 +133,25 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return len(self.token_ids) == self.num_tokens and not self.is_chosen
 
 
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """What other ranks have computed of a request's prompt. What is not copied of it is not needed any more."""
+
+    request_id: int
+    blocks: list[tuple[int, int]]
+    """(index, block) pairs; the index counts the prompt's blocks."""
+    slots: list[int] = []
+    """To each of which the state of the sequence behind the prompt but for one token is copied, if there is one."""
+
+
+class Export(msgspec.Struct, frozen=True, kw_only=True):
+    """What other ranks are to get of a prompt."""
+
+    key: bytes
+    blocks: list[int]
+    slot: int = NO_SLOT
+    """Of the state behind the prompt but for one token; NO_SLOT = no layer keeps one."""
+
+
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Everything one step computes. The order of rows has no meaning except that results have the same order."""
 
@@ -157,11 +176,10 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     scrubbed_block_ids: list[int] = []
     """Blocks in which NaN and infinity are replaced by 0 behind all copies: what was copied holds tokens of other
     requests behind those that are shared."""
-    arrivals: list[tuple[int, list[tuple[int, int]]]] = []
-    """(request id, (index, block) pairs): behind `onboards`, blocks of its prompt that came from other ranks are copied
-    to the device; the index counts the prompt's blocks. Afterwards the rest of what came for it is not needed."""
-    exports: list[tuple[bytes, list[int]]] = []
-    """(key, blocks): a prompt's blocks, copied to host memory behind all that the step computes, for other ranks."""
+    arrivals: list[Arrival] = []
+    """What came from other ranks of prompts, copied to the device behind all other copies."""
+    exports: list[Export] = []
+    """Of prompts, copied to host memory behind all that the step computes, for other ranks."""
     adapter_loads: list[tuple[int, int]] = []
     """(slot, uid of a stored adapter): put into the slot before the step. No row of an earlier step that was not
     launched yet uses the slot."""

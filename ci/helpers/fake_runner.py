@@ -98,7 +98,7 @@ class FakeRunner:
             self.slots = [EMPTY] * (max_batch_size + 1 + num_state_slots)
         self.host_slots = [EMPTY] * num_host_state_slots
         self.exported: dict[bytes, list[int]] = {}
-        """Prompts that other runners may take: key -> content of their blocks."""
+        """Prompts that other runners may take: key -> content of their blocks, and behind it the state."""
         self.arrived: dict[int, list[int]] = {}
         """By request id, what other runners had exported."""
         self.rows: dict[int, Row] = {}
@@ -132,8 +132,9 @@ class FakeRunner:
             self._recur(part, token_ids)
         for row, part, _ in work:
             self._read_prefix(row, part.start + part.num_tokens)
-        for key, block_ids in scheduled.exports:
-            self.exported[key] = [state for block_id in block_ids for state in self.memory[self._slots(block_id)]]
+        for export in scheduled.exports:
+            content = [state for block_id in export.blocks for state in self.memory[self._slots(block_id)]]
+            self.exported[export.key] = content if self.slots is None else [*content, self.slots[export.slot]]
         self._unsampled = (step, scheduled)
         return step
 
@@ -180,10 +181,8 @@ class FakeRunner:
         """The step's copies, each kind from what the one before has left."""
         self._copy_blocks(scheduled.offloads, self.memory, self.host_memory)
         self._copy_blocks(scheduled.onboards, self.host_memory, self.memory)
-        for request_id, pairs in scheduled.arrivals:
-            self._copy_blocks(pairs, self.arrived.pop(request_id), self.memory)
         sources = {source for source, _ in scheduled.block_copies}
-        placed = [pair for _, pairs in scheduled.arrivals for pair in pairs]
+        placed = [pair for arrival in scheduled.arrivals for pair in arrival.blocks]
         destinations = {destination for _, destination in [*scheduled.onboards, *placed, *scheduled.block_copies]}
         assert sources.isdisjoint(destination for _, destination in scheduled.block_copies), "copies depend on order"
         num_copies = len(scheduled.onboards) + len(placed) + len(scheduled.block_copies)
@@ -191,6 +190,13 @@ class FakeRunner:
         assert destinations.issuperset(scheduled.scrubbed_block_ids)
         self._copy_blocks(scheduled.block_copies, self.memory, self.memory)
         self._copy_states(scheduled)
+        for arrival in scheduled.arrivals:
+            content = self.arrived.pop(arrival.request_id)
+            self._copy_blocks(arrival.blocks, content, self.memory)
+            assert bool(arrival.slots) is (self.slots is not None)
+            for slot in arrival.slots:
+                assert self.slots is not None and slot != self.max_batch_size, "the slot of padding"
+                self.slots[slot] = content[-1]
 
     def _copy_states(self, scheduled: SchedulerOutput) -> None:
         offloads, onboards, copies = scheduled.state_offloads, scheduled.state_onboards, scheduled.state_copies
@@ -231,7 +237,10 @@ class FakeRunner:
     def arrive(self, request: Request) -> None:
         """What another runner has exported of the request's prompt is here."""
         states = states_of(request.input_token_ids)
-        self.arrived[request.request_id] = [*states, *[EMPTY] * (-len(states) % self.block_size)]
+        content = [*states, *[EMPTY] * (-len(states) % self.block_size)]
+        if self.slots is not None:
+            content.append(states[-2] if len(states) > 1 else EMPTY)
+        self.arrived[request.request_id] = content
 
     def _slots(self, block_id: int) -> slice:
         return slice(block_id * self.block_size, (block_id + 1) * self.block_size)

@@ -24,6 +24,7 @@ BEAMS = "ci/unit/runtime/test_beam_search.py::test_beams_are_those_of_transforme
 DRAFTS = "ci/unit/runtime/test_speculation.py::test_drafts_change_nothing_but_the_number_of_steps"
 REPLAY = "ci/unit/runtime/test_engine.py::test_a_request_goes_on_from_the_tokens_that_its_client_has"
 CONTEXTS = f"{APART}::test_with_its_first_token_it_only_decodes"
+TRAVEL = "ci/unit/executor/test_contexts_apart.py::test_states_of_sequences_travel"
 AS_BLOCKS = "as keys and values"
 """Nobody but the layer knows what a block holds."""
 
@@ -38,7 +39,7 @@ STATE_FEATURES: dict[str, tuple[str, str, str]] = {
     "tensor parallel ranks": (NETWORKS_OF_RANKS, NETWORKS_OF_RANKS, NETWORKS_OF_RANKS),
     "pipeline stages": (CHUNKS_OF_STAGES, CHUNKS_OF_STAGES, CHUNKS_OF_STAGES),
     "cold blocks and states in host memory": (HISTORIES, AS_BLOCKS, STATES),
-    "contexts handed over to other ranks": (CONTEXTS, AS_BLOCKS, "refused by name (`max_tokens_in_buffer`)"),
+    "contexts handed over to other ranks": (CONTEXTS, AS_BLOCKS, TRAVEL),
     "reuse of parts of a block": (HISTORIES, AS_BLOCKS, "no: a state is behind whole blocks"),
     "8 bits (`kv_cache_dtype`)": (CODES, CODES, "blocks only: a state stays in float32"),
 }

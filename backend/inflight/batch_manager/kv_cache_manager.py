@@ -24,6 +24,7 @@ from inflight.batch_manager.sequence_states import SequenceStates
 from inflight.batch_manager.state_slots import StateSlots
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.kv_cache_retention import Retention
+from inflight.scheduler_output import Arrival
 
 
 class KVCacheManager:
@@ -137,7 +138,8 @@ class KVCacheManager:
             return Prefix(num_shared, [], source)  # the longest that there can be: no block needs to be looked up
         block_ids = self._cached_blocks(sequence)
         num_cached = len(block_ids) * self.block_size
-        num_arrived = min(sequence.num_arrived_tokens, len(sequence.token_ids) - 1)
+        most = len(sequence.token_ids) - 1 if self.states is None else sequence.num_prompt_tokens - 1
+        num_arrived = min(sequence.num_arrived_tokens, most)
         if num_arrived > max(num_cached, 0 if source is None else num_shared):
             return Prefix(num_arrived, block_ids, has_arrived=True)
         partial = self._find_partial(sequence, num_cached) if self._enable_partial_reuse else None
@@ -215,9 +217,9 @@ class KVCacheManager:
         self.num_partially_reused_blocks += 1
         return new_block_ids
 
-    def start_on_arrived(self, sequence: Sequence, prefix: Prefix) -> list[tuple[int, int]]:
-        """Let a sequence without blocks start on a prefix that has arrived, for which the caller has checked that there
-        is room. Returns which of the prompt's blocks are to be copied to which of the device: (index, block) pairs."""
+    def start_on_arrived(self, sequence: Sequence, prefix: Prefix) -> Arrival:
+        """Let a sequence with a row and without blocks start on a prefix that has arrived, for which the caller has
+        checked that there is room. Returns what of it is to be copied to where on the device."""
         self._start_on(sequence, prefix.block_ids)
         num_shared = len(sequence.block_ids)
         new_block_ids = self.allocate_slots(sequence, prefix.num_tokens - sequence.num_computed_tokens)
@@ -227,7 +229,9 @@ class KVCacheManager:
         sequence.num_computed_tokens = prefix.num_tokens
         for sibling in sequence.siblings or (sequence,):
             sibling.num_arrived_tokens = 0
-        return list(enumerate(new_block_ids, num_shared))
+        slots = [] if self.states is None else self.states.arrive(sequence)
+        blocks = list(enumerate(new_block_ids, num_shared))
+        return Arrival(request_id=sequence.request.request_id, blocks=blocks, slots=slots)
 
     def take_transfers(self) -> BlockTransfers:
         """The copies of blocks that the step which is launched now has to begin with."""
@@ -263,7 +267,10 @@ class KVCacheManager:
         if not self._enable_reuse:
             return []
         block_ids: list[int] = []
-        for index in range((len(sequence.token_ids) - 1) // self.block_size):
+        num_left = 1
+        if self.states is not None and sequence.export_key:
+            num_left = 2  # the state behind all tokens but one is kept while the one before is computed
+        for index in range((len(sequence.token_ids) - num_left) // self.block_size):
             block_id = self._pool.lookup(self._block_hash(sequence, index), self._block_tokens(sequence, index))
             if block_id is None:
                 break

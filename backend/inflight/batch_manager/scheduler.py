@@ -302,8 +302,7 @@ class Scheduler:
             step.forks.append((sequence, prefix.source))
             return
         if prefix.has_arrived:
-            pairs = self.kv_cache.start_on_arrived(sequence, prefix)
-            step.arrivals.append((sequence.request.request_id, pairs))
+            step.arrivals.append(self.kv_cache.start_on_arrived(sequence, prefix))
             new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens)
         else:
             new_block_ids = self.kv_cache.allocate_slots(sequence, num_tokens, prefix.block_ids, prefix.partial)

@@ -6,7 +6,7 @@ costs no step of its own, and its place in the prompt does not depend on how tha
 
 - every `interval` tokens, and behind the last full block of what a sequence has to prefill,
 - behind each full block of its output, in place of the one before: whoever continues the text starts there,
-- behind the prompt but for one token, where siblings wait to start on it,
+- behind the prompt but for one token, where siblings wait to start on it, or other ranks are to get it,
 - behind each token of a step that verifies drafts: the row goes on with the one behind the last accepted token.
 
 A sequence starts on the longest cached prefix that has a snapshot, and on nothing else.
@@ -61,6 +61,15 @@ class SequenceStates:
         """Whether a sibling can start on what `source` knows behind so many tokens."""
         return source.states.behind_prompt != NO_STATE and source.states.prompt_length == num_tokens
 
+    def arrive(self, sequence: Sequence) -> list[int]:
+        """Start on the state behind its prompt but for one token, which has come from other ranks. Returns the slots
+        that it is copied to behind all other copies: its row's, and one that its siblings start on."""
+        states, length = sequence.states, sequence.num_prompt_tokens - 1
+        if sequence.num_prefix_tokens > length or not self._has_waiting_siblings(sequence) or not self.slots.num_free:
+            return [sequence.row]
+        states.behind_prompt, states.prompt_length = self._take(), length
+        return [sequence.row, states.behind_prompt]
+
     def take_source(self, sequence: Sequence) -> int:
         """What has to be copied into its row's slot before the step that is put together; NO_STATE = nothing, or what
         `slots` says."""
@@ -76,7 +85,8 @@ class SequenceStates:
         """For a step of the tokens from `start` to `end`: (index among them, slot) of those behind which the state is
         kept."""
         states = sequence.states
-        if states.behind_prompt != NO_STATE and not self._has_waiting_siblings(sequence):
+        shares_prompt = self._shares_prompt(sequence, start)
+        if states.behind_prompt != NO_STATE and not shares_prompt:
             self.slots.release(states.behind_prompt)
             states.behind_prompt = NO_STATE
         if num_drafts:
@@ -91,7 +101,7 @@ class SequenceStates:
                 kept[num_tokens] = self._take()
         states.behind_tokens += kept.items()
         prefix = sequence.num_prefix_tokens
-        if start < prefix <= end and states.behind_prompt == NO_STATE and self._has_waiting_siblings(sequence):
+        if start < prefix <= end and states.behind_prompt == NO_STATE and shares_prompt:
             self._keep_prompt(states, prefix, kept)
         return [(num_tokens - start - 1, slot) for num_tokens, slot in kept.items()]
 
@@ -119,6 +129,11 @@ class SequenceStates:
 
     def _take(self) -> int:
         return self.slots.take(self._may_offload)
+
+    def _shares_prompt(self, sequence: Sequence, start: int) -> bool:
+        """Whether somebody may still want what it knows behind its prompt, in the step that begins at token `start`."""
+        is_exported = sequence.export_key and start < sequence.num_prefill_tokens
+        return bool(is_exported) or self._has_waiting_siblings(sequence)
 
     @staticmethod
     def _has_waiting_siblings(sequence: Sequence) -> bool:

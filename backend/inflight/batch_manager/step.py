@@ -6,7 +6,7 @@ from inflight.batch_manager.kept_states import NO_STATE
 from inflight.batch_manager.running_batch import RunningBatch
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence
 from inflight.batch_manager.sequence_states import SequenceStates
-from inflight.scheduler_output import DRAFTED, NO_DRAFT, NewSequence, RowWork
+from inflight.scheduler_output import DRAFTED, NO_DRAFT, NO_SLOT, Arrival, Export, NewSequence, RowWork
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
@@ -56,7 +56,7 @@ class Step:
         self.rows: list[RowWork] = []
         self.block_copies: list[tuple[int, int]] = []
         self.adapter_loads: list[tuple[int, int]] = []
-        self.arrivals: list[tuple[int, list[tuple[int, int]]]] = []
+        self.arrivals: list[Arrival] = []
         self.sampling: list[Sequence] = []
         """Who gets a token: the order of SchedulerOutput.sampling_rows."""
         self.drafts: dict[int, int] = {}
@@ -135,14 +135,19 @@ class Step:
             )
         )
 
-    def exports(self) -> list[tuple[bytes, list[int]]]:
-        """Of the prompts that it completes, those whose blocks other ranks are to get, see SchedulerOutput."""
+    def exports(self) -> list[Export]:
+        """Of the prompts that it completes, those that other ranks are to get. One whose state found no slot is not
+        handed over: they compute it."""
         found = []
         for sequence in self.prefilling:
-            key = sequence.export_key
+            key, slot = sequence.export_key, NO_SLOT
             if key and sequence.is_decoding:
+                if self._states is not None:
+                    slot = sequence.states.behind_prompt
+                    if slot == NO_STATE:
+                        continue
                 num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
-                found.append((key, sequence.block_ids[:num_blocks]))
+                found.append(Export(key=key, blocks=sequence.block_ids[:num_blocks], slot=slot))
         return found
 
     def _unseen(self, sequence: Sequence, num_seen: int, start: int) -> list[int]:

@@ -127,7 +127,7 @@ def load_engine(
     config, shape, groups, device = parts.config, parts.state_shape, parts.groups, parts.device
     reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
     units = count_units(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
-    _check_states(parts, units)
+    _check_states(parts)
     host_counts = count_host_units(config, shape, units, groups, device)
     engine = with_cache(parts, units, host_counts, defers_cache=defers_cache)
     if weights_place is not None:
@@ -135,13 +135,8 @@ def load_engine(
     return engine
 
 
-def _check_states(parts: EngineParts, units: Units) -> None:
+def _check_states(parts: EngineParts) -> None:
     """Raise ConfigurationError, on all ranks, for what is not served where layers of some keep states of sequences."""
-    if parts.config.max_tokens_in_buffer and units.num_snapshots is not None:
-        raise ConfigurationError(
-            "max_tokens_in_buffer hands over blocks of prompts, but layers of this checkpoint keep states of "
-            "sequences, which are not handed over; set it to 0"
-        )
     if any(spec.unit is Unit.SEQUENCE for network in parts.networks[1:] for spec in network.state_specs):
         raise ConfigurationError(
             "speculative_model_dir: layers of this checkpoint keep states of sequences, with which a draft model does "

@@ -1,4 +1,5 @@
-"""Blocks of whole prompts in host memory, on their way from the ranks that computed them to those that go on.
+"""Blocks and states of whole prompts in host memory, on their way from the ranks that computed them to those that need
+them.
 
 Each rank holds its own part. What it exports lies in memory without a name, which other processes of this user can map
 and which is gone with the last of them. What has arrived is memory that somebody else filled. Steps copy both ways; who
@@ -21,14 +22,16 @@ from torch import Tensor
 from inflight.runtime.host_memory import available_memory
 from inflight.runtime.state_store import SPARE_CPU_BYTES, StateShape, StateStore
 from inflight.runtime.unit_bytes import UnitBytes
+from inflight.scheduler_output import Arrival, Export
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ExportedBlocks:
-    """Those of one prompt, one after the other."""
+    """Those of one prompt, one after the other, and behind them the state behind it."""
 
+    num_blocks: int
     memory: mmap.mmap
     descriptor: int
     """Of the memory, in this process; closed when they are dropped."""
@@ -39,7 +42,7 @@ class ExportedBlocks:
     """When they were exported; time.monotonic()."""
 
     @classmethod
-    def allocate(cls, num_bytes: int) -> ExportedBlocks:
+    def allocate(cls, num_blocks: int, num_bytes: int) -> ExportedBlocks:
         """Raises OSError if the system has no room for them."""
         descriptor = os.memfd_create("inflight-prompt")
         try:
@@ -49,7 +52,7 @@ class ExportedBlocks:
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(memory, descriptor, status.st_dev, status.st_ino, time.monotonic())
+        return cls(num_blocks, memory, descriptor, status.st_dev, status.st_ino, time.monotonic())
 
     @property
     def num_bytes(self) -> int:
@@ -59,56 +62,72 @@ class ExportedBlocks:
 class PromptBlocks:
     def __init__(self, store: StateStore, shape: StateShape, max_tokens: int) -> None:
         """`max_tokens`: of all prompts that wait to be fetched; the oldest are dropped for new ones."""
-        self.block_bytes = shape.block_bytes
+        self.unit_bytes = shape.block_bytes, shape.slot_bytes
+        """Of a block, and of a sequence's state; of both as `shape` has them."""
         self.scales = tuple(spec.scales for spec in shape.specs)
         """Of each layer: whoever reads the blocks needs the same."""
         self.on_export: Callable[[], None] = lambda: None
         """Called by the thread that computes, when a prompt is ready to be fetched."""
-        self._bytes = UnitBytes(store.block_tensors)
-        self._max_bytes = max_tokens // shape.block_size * shape.block_bytes
+        self._blocks = UnitBytes(store.block_tensors)
+        self._states = UnitBytes(store.slot_tensors)
+        self._max_blocks = max_tokens // shape.block_size
         self._lock = threading.Lock()
         self._exported: dict[bytes, ExportedBlocks] = {}  # by key, the oldest first
-        self._num_bytes = 0  # of these
+        self._num_blocks = 0  # of these
         self._arrived: dict[int, Tensor] = {}  # by request id
 
-    def has_memory(self, num_blocks: int) -> bool:
-        """Whether the host has it for so many blocks. The system kills a process that takes more than its control group
-        may have."""
-        return num_blocks * self.block_bytes <= available_memory() - SPARE_CPU_BYTES
+    def num_bytes(self, num_blocks: int) -> int:
+        """Of a prompt of so many blocks. At least one, also of stages whose layers keep nothing: memory of none cannot
+        be mapped."""
+        return max(num_blocks * self._blocks.num_bytes + self._states.num_bytes, 1)
+
+    def has_memory(self, num_bytes: int) -> bool:
+        """Whether the host has so much. The system kills a process that takes more than its control group may have."""
+        return num_bytes <= available_memory() - SPARE_CPU_BYTES
 
     # -- in steps ------------------------------------------------------------------------------------------------------
 
-    def export(self, prompts: list[tuple[bytes, list[int]]]) -> None:
-        """Copy (key, blocks) out, of none more than `max_tokens`. One that finds no memory is left out: who asks for it
-        is told that it is gone."""
-        for key, block_ids in prompts:
-            num_bytes = len(block_ids) * self.block_bytes
+    def export(self, prompts: list[Export]) -> None:
+        """Copy them out, of none more than `max_tokens`. One that finds no memory is left out: who asks for it is told
+        that it is gone."""
+        for prompt in prompts:
+            num_blocks = len(prompt.blocks)
+            num_bytes = self.num_bytes(num_blocks)
             try:
-                exported = ExportedBlocks.allocate(num_bytes) if self.has_memory(len(block_ids)) else None
+                exported = ExportedBlocks.allocate(num_blocks, num_bytes) if self.has_memory(num_bytes) else None
             except OSError:
                 exported = None
             if exported is None:
-                logger.warning("there is no memory to hand over the %d blocks of a prompt", len(block_ids))
+                logger.warning("there is no memory to hand over the %d blocks of a prompt", num_blocks)
                 continue
-            blocks = torch.frombuffer(exported.memory, dtype=torch.uint8).view(-1, self.block_bytes)
-            for block_id, block in zip(block_ids, blocks, strict=True):
-                self._bytes.read(block_id, block)
+            memory = torch.frombuffer(exported.memory, dtype=torch.uint8)
+            for index, block_id in enumerate(prompt.blocks):
+                self._blocks.read(block_id, self._block(memory, index))
+            if self._states.num_bytes:
+                self._states.read(prompt.slot, self._state(memory))
             with self._lock:
-                while self._num_bytes + num_bytes > self._max_bytes:
+                while self._num_blocks + num_blocks > self._max_blocks:
                     self._discard(next(iter(self._exported)))
-                self._exported[key] = exported
-                self._num_bytes += num_bytes
+                self._exported[prompt.key] = exported
+                self._num_blocks += num_blocks
         if prompts:
             self.on_export()
 
-    def place(self, arrivals: list[tuple[int, list[tuple[int, int]]]]) -> None:
-        """Copy blocks that have arrived, (request id, (index, block) pairs), to the device, and give up the rest."""
-        for request_id, pairs in arrivals:
+    def place(self, arrivals: list[Arrival]) -> None:
+        """Copy what has arrived to the device, and give up the rest."""
+        for arrival in arrivals:
             with self._lock:
-                memory = self._arrived.pop(request_id)
-            blocks = memory.view(-1, self.block_bytes)
-            for index, block_id in pairs:
-                self._bytes.write(blocks[index], block_id)
+                memory = self._arrived.pop(arrival.request_id)
+            for index, block_id in arrival.blocks:
+                self._blocks.write(self._block(memory, index), block_id)
+            for slot in arrival.slots if self._states.num_bytes else ():
+                self._states.write(self._state(memory), slot)
+
+    def _block(self, memory: Tensor, index: int) -> Tensor:
+        return memory[index * self._blocks.num_bytes : (index + 1) * self._blocks.num_bytes]
+
+    def _state(self, memory: Tensor) -> Tensor:
+        return memory[len(memory) - self._states.num_bytes :]
 
     # -- for who sends them --------------------------------------------------------------------------------------------
 
@@ -139,7 +158,7 @@ class PromptBlocks:
 
     def _discard(self, key: bytes) -> None:
         exported = self._exported.pop(key)
-        self._num_bytes -= exported.num_bytes
+        self._num_blocks -= exported.num_blocks
         os.close(exported.descriptor)
 
     # -- for who receives them -----------------------------------------------------------------------------------------

@@ -181,13 +181,13 @@ class StepComputation:
         if self._host_states is not None:
             self._host_states.offload(step.state_offloads)
             self._host_states.onboard(step.state_onboards)
-        if step.arrivals:
-            assert self._prompt_blocks is not None, "what is not served was not refused"
-            self._prompt_blocks.place(step.arrivals)
         if "copied_from" in arrays:
             self._store.copy_blocks(arrays["copied_from"], arrays["copied_to"])
         if "states_from" in arrays:
             self._store.copy_slots(arrays["states_from"], arrays["states_to"])
+        if step.arrivals:
+            assert self._prompt_blocks is not None, "what is not served was not refused"
+            self._prompt_blocks.place(step.arrivals)
         self._store.scrub(step.scrubbed_copies)
         for slot, adapter in step.adapter_loads:
             assert self._adapters is not None, "a slot that is not served was not refused"

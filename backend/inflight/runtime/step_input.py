@@ -36,7 +36,7 @@ from inflight.runtime.step_batch import StepBatch
 from inflight.runtime.step_sizes import StepSizes
 from inflight.runtime.step_tensors import NO_PLAN, TensorPlan, plan_tensors, served_outputs
 from inflight.runtime.weighed_drafts import stage_weighed
-from inflight.scheduler_output import NO_SLOT, NewSequence, RowWork, SchedulerOutput
+from inflight.scheduler_output import NO_SLOT, Arrival, Export, NewSequence, RowWork, SchedulerOutput
 
 NUMBERS_OF_CHANGES = 64
 """Numbers of 64 bits for each row of the batch, beside those that every step has. A new sequence takes twelve, and one
@@ -57,9 +57,9 @@ class StepInput:
     state_offloads: list[tuple[int, int]] = field(default_factory=list)
     """This and the next as in SchedulerOutput."""
     state_onboards: list[tuple[int, int]] = field(default_factory=list)
-    arrivals: list[tuple[int, list[tuple[int, int]]]] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
     """This and the next as in SchedulerOutput."""
-    exports: list[tuple[bytes, list[int]]] = field(default_factory=list)
+    exports: list[Export] = field(default_factory=list)
     scrubbed_copies: list[int] = field(default_factory=list)
     """Blocks in which they are replaced when all blocks are copied."""
     adapter_loads: list[tuple[int, Mapping[str, Matrices]]] = field(default_factory=list)

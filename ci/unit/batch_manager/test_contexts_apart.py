@@ -42,18 +42,54 @@ def num_prompt_tokens_computed(harness: Harness) -> int:
     return sum(min(work.start + work.num_tokens, prompts[0]) - work.start for work in works)
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 11, 12, 29])
+@pytest.mark.parametrize(
+    ("length", "num_state_slots"), [(1, None), *((n, slots) for slots in (None, 8) for n in (3, 4, 5, 11, 12, 29))]
+)
 @pytest.mark.parametrize("options", [{}, {"num_return_sequences": 3, "seed": 5}, {"log_probs": True}])
-def test_the_tokens_are_those_of_one_scheduler(length: int, options: dict[str, int]) -> None:
+@pytest.mark.parametrize("max_num_tokens", [16, 4], ids=["", "in chunks"])
+def test_the_tokens_are_those_of_one_scheduler(
+    length: int, num_state_slots: int | None, options: dict[str, int], max_num_tokens: int
+) -> None:
     request = make_request(7, length, 9, **options)
-    content = compute_context(Harness(), request)
-    second = Harness()
+    sizes = {"max_num_tokens": max_num_tokens, "num_state_slots": num_state_slots}
+    content = compute_context(Harness(**sizes), request)
+    second = Harness(**sizes)
     second.serve(arrived(second, request, content))
     for index in range(request.num_return_sequences):
         assert second.tokens(7, index) == second.expected(7, index)
     assert num_prompt_tokens_computed(second) == request.num_return_sequences, "only the last token is computed again"
     assert second.kv_cache.num_used_blocks == 0
     assert not second.runner.arrived or length == 1, "the rank drops at the end what was not needed"
+
+
+def test_a_cached_prefix_leaves_a_token_more_to_compute_whose_state_is_handed_over() -> None:
+    """13 tokens in blocks of 4, of which the first 12 are cached: the state behind these is kept again."""
+    first, second = Harness(num_state_slots=8), Harness(num_state_slots=8)
+    request = make_request(7, 13, 9)
+    first.serve(make_request(1, [*request.input_token_ids, 5, 6], 2))
+    content = compute_context(first, request)
+    second.serve(arrived(second, request, content))
+    assert second.tokens(7) == second.expected(7) and num_prompt_tokens_computed(second) == 1
+
+
+def test_a_state_without_a_slot_is_not_handed_over() -> None:
+    harness = Harness(num_state_slots=0)
+    request = make_request(7, 12, 9)
+    transfer = ContextTransfer(export_key=KEY)
+    harness.serve(structs.replace(request, request_type=RequestType.CONTEXT_ONLY, context_transfer=transfer))
+    assert harness.tokens(7) == harness.expected(7) and not harness.runner.exported
+
+
+def test_a_state_begins_before_the_last_token_of_the_prompt() -> None:
+    """Whatever of the output was delivered before: that is computed again behind it."""
+    request = make_request(7, 12, 9)
+    content = compute_context(Harness(num_state_slots=4), request)
+    delivered = Harness().serve(request)[7][:3]
+    second = Harness(num_state_slots=4)
+    replay = Replay(sequences=[DeliveredSequence(token_ids=delivered, num_iterations=3)])
+    second.serve(arrived(second, structs.replace(request, replay=replay), content))
+    assert [*delivered, *second.tokens(7)] == second.expected(7)
+    assert [(work.start, work.num_tokens) for work in second.runner.launched[0].rows] == [(11, 4)]
 
 
 def test_with_its_first_token_it_only_decodes() -> None:
@@ -75,8 +111,8 @@ def test_what_is_cached_is_not_copied_and_the_rest_is_cached_for_others() -> Non
     second.serve(make_request(1, request.input_token_ids[:13], 2))
     second.serve(arrived(second, request, content))
     assert second.tokens(7) == second.expected(7)
-    (pairs,) = [pairs for step in second.runner.launched for _, pairs in step.arrivals]
-    assert [index for index, _ in pairs] == [3, 4, 5, 6]
+    (arrival,) = [arrival for step in second.runner.launched for arrival in step.arrivals]
+    assert [index for index, _ in arrival.blocks] == [3, 4, 5, 6]
     second.serve(make_request(8, request.input_token_ids, 9))
     assert second.final(8).request_perf_metrics.num_cached_tokens == 24  # type: ignore[union-attr]
 

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 import torch
 from calls import until
+from compiled_network import needs_compiler
 from msgspec import structs
 from request_kinds import ADAPTERS, CHECKPOINT, ENGINE, KINDS, PROMPT, TOKENIZER, RequestKind
 from safetensors.torch import load_file, save_file
+from tiny_checkpoints import make_checkpoint, make_prompt
 
 from inflight.config import EngineConfig
 from inflight.context_phase import ContextPhaseParams, RequestType
@@ -27,12 +29,14 @@ from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
 from inflight.executor.rank.assembly import LoadedRunner, load_model_runner
 from inflight.executor.rank.leader import contexts
+from inflight.output_config import OutputConfig
 from inflight.sampling_config import SamplingConfig
 
 pytestmark = pytest.mark.slow
 
 BUFFER = 256
 """Tokens."""
+LOG_PROBS = OutputConfig(return_log_probs=True)
 
 
 @dataclass
@@ -221,6 +225,24 @@ def test_blocks_of_8_bits_travel(kv_cache_dtype: str, key_file: str) -> None:
         wanted = alone(engines[1])
         found = go_on(engines[1], compute_context(engines[0]).context_phase_params)
         assert tokens(found) == tokens(wanted) and num_cached(found) > 0
+
+
+@needs_compiler
+def test_states_of_sequences_travel(key_file: str, tmp_path: Path) -> None:
+    """Of one sequence and of several, which all start on what has come; every bit is that of one engine."""
+    folder = make_checkpoint(tmp_path, "qwen3_5-wide", dtype=torch.bfloat16).folder
+    options = {"gpt_model_path": str(folder), "dtype": "bfloat16", "cpu_compile": "true", "speculative_model_dir": ""}
+    options |= {"max_loras": 0, "lora_dir": ""}
+    engines = [start(kv_transfer_key_file=key_file, **options) for _ in range(2)]
+    with engines[0].service, engines[1].service:
+        prompt = make_prompt(27, seed=4)
+        for number in (1, 3):
+            sampling = SamplingConfig(temperature=0.9, seed=5)
+            own = {"num_return_sequences": number, "sampling_config": sampling, "output_config": LOG_PROBS}
+            wanted = alone(engines[1], prompt, **own)
+            found = go_on(engines[1], compute_context(engines[0], prompt, **own).context_phase_params, prompt, **own)
+            assert tokens(found) == tokens(wanted) and num_cached(found) == len(prompt) - 1
+            assert [each.log_probs for each in found.outputs] == [each.log_probs for each in wanted.outputs]
 
 
 def test_keys_that_another_scale_divides_are_refused(key_file: str, tmp_path: Path) -> None:

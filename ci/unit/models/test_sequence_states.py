@@ -19,7 +19,6 @@ from network_engine import Engine
 from tiny_checkpoints import make_checkpoint, make_prompt
 
 from inflight.config import SchedulerPolicy
-from inflight.errors import ConfigurationError
 from inflight.models.compiled import CompiledNetwork
 from inflight.request import Request
 from inflight.result import PerfMetrics
@@ -160,8 +159,3 @@ def test_texts_that_go_on_start_behind_the_answer(folder: Path) -> None:
     fresh.serve([second])
     fresh.runner.close()
     assert found == answers_of(fresh)[50, 0]
-
-
-def test_what_is_not_handed_over_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"max_tokens_in_buffer .* states of sequences"):
-        engine_of(folder, max_tokens_in_buffer=64, cpu_compile="false")

@@ -78,7 +78,7 @@ def make_transfer(
             checkpoint_digest((config.gpt_model_path, config.speculative_model_dir), runner.description),
             runner.description.layers,
             runner.block_size,
-            blocks.block_bytes,
+            blocks.unit_bytes,
             blocks.scales,
             config.tensor_parallel_size,
             config.pipeline_parallel_size,

@@ -19,9 +19,11 @@ from inflight.executor.rank.block_transfer.receiver import BlockReceiver
 from inflight.executor.rank.block_transfer.sender import BlockSender
 from inflight.executor.wire.block_messages import BlockFetch, Endpoint, Fetched, report
 from inflight.layers.attention import KeyValueSpec
+from inflight.layers.state import StateSpec, TensorSpec, Unit
 from inflight.runtime import prompt_blocks
 from inflight.runtime.prompt_blocks import PromptBlocks
 from inflight.runtime.state_store import StateShape, StateStore
+from inflight.scheduler_output import Arrival, Export
 
 SHAPE = StateShape(
     specs=(
@@ -30,7 +32,8 @@ SHAPE = StateShape(
     ),
     block_size=4,
 )
-NUM_BLOCKS = 12
+STATE = StateSpec(unit=Unit.SEQUENCE, tensors=(TensorSpec("recurrent", (2, 8), torch.float32),))
+NUM_BLOCKS, NUM_SLOTS = 12, 6
 SECRET = "s" * 64
 
 
@@ -43,7 +46,7 @@ class Rank:
     blocks: PromptBlocks = field(init=False)
 
     def __post_init__(self) -> None:
-        self.cache = StateStore(self.shape, NUM_BLOCKS, torch.device("cpu"))
+        self.cache = StateStore(self.shape, NUM_BLOCKS, torch.device("cpu"), NUM_SLOTS)
         self.blocks = PromptBlocks(self.cache, self.shape, max_tokens=8 * SHAPE.block_size)
 
     def content(self, block_ids: list[int]) -> list[torch.Tensor]:
@@ -144,13 +147,13 @@ def num_files() -> int:
 @pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])
 def test_blocks_arrive_as_they_were(link: Link, ranks: tuple[Rank, Rank], is_local: bool) -> None:
     first, second = ranks
-    first.blocks.export([(b"key", [3, 1, 8])])
+    first.blocks.export([Export(key=b"key", blocks=[3, 1, 8])])
     wanted = [content.clone() for content in first.content([1, 8])]
     for layer in first.cache.states:
         layer["keys"].zero_()
     assert link.fetch(b"key", 3, is_local=is_local)
     until(lambda: first.blocks.num_exported == 0, "who has sent it forgets it")
-    second.blocks.place([(7, [(1, 5), (2, 0)])])
+    second.blocks.place([Arrival(request_id=7, blocks=[(1, 5), (2, 0)])])
     for found, expected in zip(second.content([5, 0]), wanted, strict=True):
         assert torch.equal(found, expected)
     assert second.blocks.num_arrived == 0
@@ -158,20 +161,30 @@ def test_blocks_arrive_as_they_were(link: Link, ranks: tuple[Rank, Rank], is_loc
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])
-def test_a_stage_with_fewer_layers_than_the_leaders_gets_its_part(tmp_path: Path, is_local: bool) -> None:
-    shape = StateShape(specs=SHAPE.specs[1:], block_size=SHAPE.block_size)
+@pytest.mark.parametrize("specs", [SHAPE.specs[1:], (*SHAPE.specs, STATE), (STATE,), ()])
+def test_a_stage_with_other_layers_than_the_leaders_gets_its_part(
+    tmp_path: Path, is_local: bool, specs: tuple[StateSpec, ...]
+) -> None:
+    """Blocks, states of sequences, or nothing."""
+    shape = StateShape(specs=specs, block_size=SHAPE.block_size)
     first, second = Rank(shape), Rank(shape)
+    for tensor in [*first.cache.block_tensors, *first.cache.slot_tensors]:
+        tensor.copy_(torch.randn(tensor.shape))
     link = Link(tmp_path, (first, second))
-    first.blocks.export([(b"key", [3, 1, 8])])
+    first.blocks.export([Export(key=b"key", blocks=[3, 1, 8], slot=4)])
     assert link.fetch(b"key", 3, is_local=is_local)
-    second.blocks.place([(7, [(0, 5)])])
+    second.blocks.place([Arrival(request_id=7, blocks=[(0, 5)], slots=[1, 2])])
     link.close()
+    for found, wanted in zip(second.cache.block_tensors, first.cache.block_tensors, strict=True):
+        assert torch.equal(found[5], wanted[3])
+    for found, wanted in zip(second.cache.slot_tensors, first.cache.slot_tensors, strict=True):
+        assert torch.equal(found[1], wanted[4]) and torch.equal(found[2], wanted[4])
 
 
 @pytest.mark.parametrize("is_local", [True, False], ids=["shared memory", "network"])
 def test_what_is_not_there_is_told_at_once(link: Link, ranks: tuple[Rank, Rank], is_local: bool) -> None:
     assert not link.fetch(b"another key", 3, is_local=is_local)
-    ranks[0].blocks.export([(b"key", [3])])
+    ranks[0].blocks.export([Export(key=b"key", blocks=[3])])
     assert not link.fetch(b"key", 2, is_local=is_local), "another number of bytes"
     assert ranks[1].blocks.num_arrived == 0
 
@@ -179,9 +192,9 @@ def test_what_is_not_there_is_told_at_once(link: Link, ranks: tuple[Rank, Rank],
 def test_memory_that_the_system_would_kill_for_is_not_taken(
     link: Link, ranks: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks[0].blocks.export([(b"early", [3])])
+    ranks[0].blocks.export([Export(key=b"early", blocks=[3])])
     monkeypatch.setattr(prompt_blocks, "available_memory", lambda: 0)
-    ranks[0].blocks.export([(b"late", [3])])
+    ranks[0].blocks.export([Export(key=b"late", blocks=[3])])
     assert ranks[0].blocks.num_exported == 1
     assert not link.fetch(b"late", 1, is_local=True) and not link.fetch(b"early", 1, is_local=False)
     assert link.fetch(b"early", 1, is_local=True), "it takes none"
@@ -196,7 +209,7 @@ def test_a_rank_that_is_gone_is_not_waited_for(link: Link, tmp_path: Path) -> No
 
 def test_who_does_not_know_the_secret_gets_nothing(tmp_path: Path, ranks: tuple[Rank, Rank]) -> None:
     link = Link(tmp_path, ranks, secret="t" * 64, timeout_ms=500)
-    ranks[0].blocks.export([(b"key", [3])])
+    ranks[0].blocks.export([Export(key=b"key", blocks=[3])])
     assert not link.fetch(b"key", 1, is_local=False)
     assert ranks[0].blocks.num_exported == 1
     link.close()
@@ -207,14 +220,14 @@ def test_garbage_harms_nobody(link: Link, ranks: tuple[Rank, Rank]) -> None:
         stranger.connect(link.sender.endpoint.local)
         for garbage in (b"", b"\xc1", bytes(500)):
             stranger.send(garbage)
-        ranks[0].blocks.export([(b"key", [3])])
+        ranks[0].blocks.export([Export(key=b"key", blocks=[3])])
         assert link.fetch(b"key", 1, is_local=True)
 
 
 def test_the_oldest_are_dropped_for_newer_ones_and_all_after_a_time(ranks: tuple[Rank, Rank]) -> None:
     blocks = ranks[0].blocks
     for number in range(4):
-        blocks.export([(bytes([number]), [0, 1, 2])])
+        blocks.export([Export(key=bytes([number]), blocks=[0, 1, 2])])
     assert [blocks.exported(bytes([number])) is not None for number in range(4)] == [False, False, True, True]
     newest = blocks.exported(b"\3")
     assert newest is not None and blocks.expire(newest.since - 1e-9) == newest.since
@@ -224,7 +237,7 @@ def test_the_oldest_are_dropped_for_newer_ones_and_all_after_a_time(ranks: tuple
 
 
 def test_what_comes_for_a_request_that_is_over_is_dropped(link: Link, ranks: tuple[Rank, Rank]) -> None:
-    ranks[0].blocks.export([(b"key", [3])])
+    ranks[0].blocks.export([Export(key=b"key", blocks=[3])])
     assert link.fetch(b"key", 1, is_local=True)
     link.receiver.drop(7)
     assert ranks[1].blocks.num_arrived == 0
@@ -235,7 +248,7 @@ def test_the_leader_is_told_once_it_listens(
 ) -> None:
     monkeypatch.setattr(receiver_module, "LINGER_MS", 0)  # nothing waits because its socket is being closed
     with closing(Link(tmp_path, ranks, listens=False)) as link:
-        ranks[0].blocks.export([(b"key", [3])])
+        ranks[0].blocks.export([Export(key=b"key", blocks=[3])])
         link.begin(b"key", 1, is_local=True)
         until(lambda: ranks[1].blocks.num_arrived, "it has arrived")
         link.listen()

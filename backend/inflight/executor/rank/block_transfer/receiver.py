@@ -117,10 +117,10 @@ class BlockReceiver:
         place = endpoint.local if fetch.is_local else endpoint.remote
         if not place:
             raise NotFetched("they are on another machine, whose ranks have no kv_transfer_interface")
+        num_bytes = self._blocks.num_bytes(fetch.num_blocks)
         # What comes over the network is in a message first, and then in memory of its own.
-        if not fetch.is_local and not self._blocks.has_memory(2 * fetch.num_blocks):
+        if not fetch.is_local and not self._blocks.has_memory(2 * num_bytes):
             raise NotFetched("there is no memory for them")
-        num_bytes = fetch.num_blocks * self._blocks.block_bytes
         with self._context.socket(zmq.DEALER) as socket:
             socket.set(zmq.LINGER, LINGER_MS)
             socket.set(zmq.MAXMSGSIZE, num_bytes + MAX_HEADER_BYTES)
