@@ -22,6 +22,8 @@ TURNS = "ci/unit/models/test_sequence_states.py::test_texts_that_go_on_start_beh
 SEVERAL = "ci/unit/runtime/test_several_sequences.py::test_each_sequence_has_the_tokens_of_a_request_of_its_own"
 BEAMS = "ci/unit/runtime/test_beam_search.py::test_beams_are_those_of_transformers"
 DRAFTS = "ci/unit/runtime/test_speculation.py::test_drafts_change_nothing_but_the_number_of_steps"
+DRAFT_MODEL = "ci/unit/runtime/test_draft_model.py::test_tokens_are_those_without"
+DRAFT_STATES = "ci/unit/runtime/test_draft_model.py::test_states_change_no_token"
 REPLAY = "ci/unit/runtime/test_engine.py::test_a_request_goes_on_from_the_tokens_that_its_client_has"
 CONTEXTS = f"{APART}::test_with_its_first_token_it_only_decodes"
 TRAVEL = "ci/unit/executor/test_contexts_apart.py::test_states_of_sequences_travel"
@@ -35,6 +37,7 @@ STATE_FEATURES: dict[str, tuple[str, str, str]] = {
     "several sequences of a prompt": (SEVERAL, AS_BLOCKS, SEVERAL),
     "beam search": (BEAMS, AS_BLOCKS, BEAMS),
     "drafts": (DRAFTS, AS_BLOCKS, DRAFTS),
+    "drafts of a draft model, which keeps its own": (DRAFT_MODEL, AS_BLOCKS, DRAFT_STATES),
     "requests go on behind what their clients have, as after a death of ranks": (REPLAY, AS_BLOCKS, REPLAY),
     "tensor parallel ranks": (NETWORKS_OF_RANKS, NETWORKS_OF_RANKS, NETWORKS_OF_RANKS),
     "pipeline stages": (CHUNKS_OF_STAGES, CHUNKS_OF_STAGES, CHUNKS_OF_STAGES),

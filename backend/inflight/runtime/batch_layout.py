@@ -112,9 +112,15 @@ def _contiguous(values: Tensor | None) -> Tensor | None:
 
 
 def lay_out_decodes(
-    state: RowState, rows_N: Tensor, positions_N: Tensor, is_live_N: Tensor, block_size: int
+    state: RowState,
+    rows_N: Tensor,
+    positions_N: Tensor,
+    is_live_N: Tensor,
+    block_size: int,
+    kept_N: Tensor | None = None,
 ) -> AttentionMetadata:
-    """Of a batch of one token for each row, at the given positions. Rows that are not live count as padding."""
+    """Of a batch of one token for each row, at the given positions. Rows that are not live count as padding. `kept_N`:
+    StepSequences.kept_T; None = the network keeps no state of a sequence."""
     positions_N = torch.where(is_live_N, positions_N, 0)
     slots_N = inflight_kernels.cache_slots(state.block_table, rows_N, positions_N, block_size)
     seq_lens_N = torch.where(is_live_N, positions_N + 1, 0).int()
@@ -130,4 +136,12 @@ def lay_out_decodes(
         prefill_seq_lens_P=seq_lens_N[:0],
         prefill_start_loc=state.no_starts,
         max_prefill_len=0,
+        sequences=None
+        if kept_N is None
+        else StepSequences(
+            slots_B=torch.where(is_live_N, rows_N, state.padding_row),
+            starts=state.each_start[: len(rows_N) + 1].contiguous(),
+            positions_T=positions_N,
+            kept_T=kept_N,
+        ),
     )

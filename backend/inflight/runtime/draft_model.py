@@ -2,7 +2,9 @@
 
 Its keys and values lie in caches of its own, in the same blocks and slots as the network's. Where it has computed none
 (a block that another sequence has cached while it decoded without drafts) it reads what was left there, and drafts are
-worse: never wrong, because each of them is verified. Drafts are sampled as the row's tokens are, with the randomness of
+worse: never wrong, because each of them is verified. States of sequences lie in the network's slots too: that behind
+each draft in the slot of the network's own, so that a row which goes on from there has both; and where it computes
+none, what it knows of the row is copied there. Drafts are sampled as the row's tokens are, with the randomness of
 their own positions, but without what is staged for each position: words, n-grams and end tokens that are forbidden, a
 typical_p, the drafts before it in penalties. Nothing here waits for the host.
 
@@ -16,7 +18,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from inflight.layers.state import LayerState
+import inflight_kernels
+from inflight.layers.state import LayerState, Unit
 from inflight.models.network import Network
 from inflight.runtime.batch_layout import lay_out, lay_out_decodes
 from inflight.runtime.draft_passes import DraftPasses
@@ -41,6 +44,12 @@ class DraftModel:
         """`input_buffer`: its own, as large as that of a step."""
         self._network = network
         self._states = states
+        self._slot_tensors = [
+            tensor
+            for spec, layer in zip(network.state_specs, states, strict=True)
+            if spec.unit is Unit.SEQUENCE
+            for tensor in layer.values()
+        ]
         self._block_size = block_size
         self._state = state
         self._sampler = sampler
@@ -52,7 +61,7 @@ class DraftModel:
         arrays = self._input.load(first.arrays)
         lengths_R = state.lengths_R.clone()
         state.lengths_R.index_copy_(0, staged["draft_pass_rows"], staged["draft_pass_starts"])
-        layout = lay_out(first, arrays, state, self._block_size)
+        layout = lay_out(first, arrays, state, self._block_size, has_states=bool(self._slot_tensors))
         state.lengths_R.copy_(lengths_R)
         hidden_TD = self._network.forward(layout.token_ids_T, self._states, layout.metadata)
         if first.needs is None:
@@ -68,7 +77,10 @@ class DraftModel:
         drafts[0] = tokens_M
         for number, size in enumerate(passes.num_rows, 1):
             is_live_M = staged["draft_lengths"][:size] > number
-            metadata = lay_out_decodes(state, rows_M[:size], positions_M[:size], is_live_M, self._block_size)
+            kept_M = None
+            if self._slot_tensors:
+                kept_M = staged["draft_kept"].view(-1, len(order_M))[number, :size].contiguous()
+            metadata = lay_out_decodes(state, rows_M[:size], positions_M[:size], is_live_M, self._block_size, kept_M)
             hidden_MD = self._network.forward(tokens_M[:size].contiguous(), self._states, metadata)
             positions_M = positions_M[:size] + 1
             needed = SamplingInput(
@@ -77,6 +89,17 @@ class DraftModel:
             tokens_M = self._sampler(self._network.logits(hidden_MD), needed, state).token_ids_S
             drafts[number, :size] = tokens_M
         return drafts.view(-1)
+
+    def carry_states(self, staged: dict[str, Tensor]) -> None:
+        """Fill slots that a step keeps of tokens which this network does not compute."""
+        if "draft_states_from" in staged:
+            sources, destinations = staged["draft_states_from"], staged["draft_states_to"]
+            inflight_kernels.copy_blocks(self._slot_tensors, sources.contiguous(), destinations.contiguous())
+
+
+def keeps_states(network: Network) -> bool:
+    """Of sequences."""
+    return any(spec.unit is Unit.SEQUENCE for spec in network.state_specs)
 
 
 def place_drafts(staged: dict[str, Tensor], drafts: Tensor) -> None:

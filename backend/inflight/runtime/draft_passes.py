@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import structs
 
 from inflight.runtime.drafts import LAST_SAMPLED, are_drafted
 from inflight.runtime.staging import Array, Staging
@@ -38,11 +39,7 @@ def drafted_works(works: list[RowWork]) -> list[RowWork]:
 
 def first_works(works: list[RowWork], drafted: list[RowWork]) -> list[RowWork]:
     """What the first pass computes."""
-    prefills = [
-        RowWork(row=work.row, start=work.start, num_tokens=work.num_tokens, token_ids=work.token_ids, num_sampled=0)
-        for work in works
-        if work.is_prefill
-    ]
+    prefills = [structs.replace(work, num_sampled=0) for work in works if work.is_prefill]
     return prefills + [_catch_up(work) for work in drafted]
 
 
@@ -51,7 +48,8 @@ def _catch_up(work: RowWork) -> RowWork:
     is_known = len(work.token_ids) == work.num_tokens
     token_ids = [*work.unseen_token_ids, work.token_ids[0] if is_known else LAST_SAMPLED]
     start = work.start - len(work.unseen_token_ids)
-    return RowWork(row=work.row, start=start, num_tokens=len(token_ids), token_ids=token_ids)
+    kept = [(len(work.unseen_token_ids), slot) for index, slot in work.kept_states if index == 0]
+    return RowWork(row=work.row, start=start, num_tokens=len(token_ids), token_ids=token_ids, kept_states=kept)
 
 
 def later_rows(drafted: list[RowWork], sizes: StepSizes) -> list[int]:
@@ -76,3 +74,28 @@ def stage_passes(
     lengths[: len(drafted)] = [len(work.drafts) for work in drafted]
     staging.add("draft_order", order)
     staging.add("draft_lengths", lengths)
+
+
+def stage_states(staging: Staging, works: list[RowWork], drafted: list[RowWork], sizes: StepSizes) -> None:
+    """Send where a draft model that keeps states of sequences keeps them: `draft_kept`, of each pass behind the first
+    the slot of each of the M, -1 = none; and the slots of other states that are kept, into which it copies what it
+    knows of the row, because it does not compute the token."""
+    rows = {work.row for work in drafted}
+    carried = [
+        (work.row, slot)
+        for work in works
+        for index, slot in work.kept_states
+        if not work.is_prefill and (work.row not in rows or index == len(work.drafts))
+    ]
+    if carried:
+        sources, destinations = zip(*carried, strict=True)
+        staging.add("draft_states_from", np.array(sources, dtype=np.int64))
+        staging.add("draft_states_to", np.array(destinations, dtype=np.int64))
+    num_passes = max((len(work.drafts) for work in drafted), default=0)
+    if num_passes:
+        kept = np.full((num_passes, sizes.padded(len(drafted))), -1, dtype=np.int32)
+        for place, work in enumerate(drafted):
+            for index, slot in work.kept_states:
+                if 0 < index < len(work.drafts):
+                    kept[index, place] = slot
+        staging.add("draft_kept", kept.reshape(-1))

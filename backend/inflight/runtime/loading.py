@@ -17,7 +17,6 @@ from inflight.distributed.rank_group import RankGroup
 from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.hub.model_name import shown_name
-from inflight.layers.state import Unit
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import CompiledNetwork, compile_network, may_compile
@@ -127,21 +126,11 @@ def load_engine(
     config, shape, groups, device = parts.config, parts.state_shape, parts.groups, parts.device
     reserved_bytes = measure(parts) if measure is not None and device.type == "cuda" else 0
     units = count_units(config, shape, groups, device, reserved_bytes, parts.max_seq_len)
-    _check_states(parts)
     host_counts = count_host_units(config, shape, units, groups, device)
     engine = with_cache(parts, units, host_counts, defers_cache=defers_cache)
     if weights_place is not None:
         _finish_weights(parts.weights, config, rank_group)
     return engine
-
-
-def _check_states(parts: EngineParts) -> None:
-    """Raise ConfigurationError, on all ranks, for what is not served where layers of some keep states of sequences."""
-    if any(spec.unit is Unit.SEQUENCE for network in parts.networks[1:] for spec in network.state_specs):
-        raise ConfigurationError(
-            "speculative_model_dir: layers of this checkpoint keep states of sequences, with which a draft model does "
-            "not run; choose another draft model"
-        )
 
 
 def load_parts(

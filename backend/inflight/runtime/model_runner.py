@@ -41,6 +41,7 @@ from inflight.runtime.device import (
     pinned_memory,
     resident_memory,
 )
+from inflight.runtime.draft_model import keeps_states
 from inflight.runtime.drafts import fill_in
 from inflight.runtime.guided.grammars import Grammars
 from inflight.runtime.guided.guidance import Guidance
@@ -136,6 +137,7 @@ class ModelRunner:
             num_adapter_slots=limits.num_adapter_slots,
             has_draft_model=draft_network is not None,
             num_slots=None if num_snapshots is None else max_batch_size + 1 + num_snapshots,
+            draft_keeps_states=draft_network is not None and keeps_states(draft_network),
         )
         self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), groups.tensor)
         self._computation = StepComputation(

@@ -151,6 +151,8 @@ class StepComputation:
             drafts = self.draft_model.draft(step.draft_passes, arrays)
             if drafts is not None:
                 place_drafts(arrays, drafts)
+        if self.draft_model is not None:
+            self.draft_model.carry_states(arrays)
         self.state.note_drafts(arrays)
         key = _network_key(step) if self._networks else None
         computed = self._compute(step, arrays) if key is None else self._networks.replay(key)

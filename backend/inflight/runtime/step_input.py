@@ -17,7 +17,14 @@ from msgspec import structs
 
 from inflight.models.adapter_places import Matrices
 from inflight.runtime.adapters.adapter_store import AdapterStore
-from inflight.runtime.draft_passes import DraftPasses, drafted_works, first_works, later_rows, stage_passes
+from inflight.runtime.draft_passes import (
+    DraftPasses,
+    drafted_works,
+    first_works,
+    later_rows,
+    stage_passes,
+    stage_states,
+)
 from inflight.runtime.drafts import (
     LAST_SAMPLED,
     find_drafts,
@@ -121,9 +128,10 @@ class StepPreparation:
         num_adapter_slots: int = 0,
         has_draft_model: bool = False,
         num_slots: int | None = None,
+        draft_keeps_states: bool = False,
     ) -> None:
         """`model_outputs`: names of the tensors inside the network that rows may ask for. `num_slots`: for states of
-        sequences; None = no layer keeps one."""
+        sequences; None = no layer keeps one. `draft_keeps_states`: whether the draft model's do."""
         self._table = table
         self._vocab_size = vocab_size
         self._sizes = sizes
@@ -134,6 +142,7 @@ class StepPreparation:
         self._num_adapter_slots = num_adapter_slots
         self._has_draft_model = has_draft_model
         self._num_slots = num_slots
+        self._draft_keeps_states = draft_keeps_states
 
     def input_bytes(self, max_num_tokens: int) -> int:
         """Bytes for the arrays of a step of up to `max_num_tokens` tokens, unless it changes very much."""
@@ -228,6 +237,8 @@ class StepPreparation:
 
     def _plan_passes(self, works: list[RowWork], drafted: list[RowWork], staging: Staging) -> DraftPasses | None:
         """What the draft model computes in a step of these works; None = nothing."""
+        if self._draft_keeps_states:
+            stage_states(staging, works, drafted, self._sizes)
         first = first_works(works, drafted)
         if not first:
             return None
@@ -236,6 +247,8 @@ class StepPreparation:
         stage_passes(staging, batch.rows, batch.seq_lens - batch.counts, rows, drafted, self._sizes)
         own = Staging()
         batch.stage(own, padding_row=self._table.num_rows)
+        if self._draft_keeps_states:
+            batch.stage_sequences(own, padding_row=self._table.num_rows)
         if "token_ids" in own.arrays:
             # Ids beyond the vocabulary, of embeddings that a prompt brings, mean nothing to it.
             own.add("token_ids", np.minimum(own.arrays["token_ids"], self._vocab_size - 1))

@@ -230,6 +230,96 @@ def test_cold_blocks_hold_its_keys_and_values_too(folder: Path) -> None:
     assert metrics.total_draft_tokens == metrics.total_accepted_draft_tokens > 20
 
 
+# -- states of sequences -----------------------------------------------------------------------------------------------
+
+
+RECURRENT = "qwen3_5"
+OF_TEXT = [request for request in REQUESTS if request.prompt_tuning_config is None]
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("recurrent"), RECURRENT).folder
+
+
+@pytest.fixture(scope="module")
+def plain_recurrent(recurrent: Path) -> Tokens:
+    """Each request alone, without a draft model."""
+    engine = make_engine(recurrent, None, enable_reuse=False)
+    for request in OF_TEXT:
+        engine.serve([request])
+    engine.runner.close()
+    return {key: engine.tokens(*key) for key in engine.results}
+
+
+@pytest.mark.parametrize("draft", ["twin", "stranger", "other way round"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_tokens": 32, "num_state_snapshots": 12},
+        {"num_blocks": 56, "max_batch_size": 22, "policy": SchedulerPolicy.MAX_UTILIZATION},
+        {"num_blocks": 56, "kv_cache_host_memory_bytes": 2**24},
+    ],
+    ids=["together", "in chunks", "in short memory", "from host memory"],
+)
+def test_states_change_no_token(
+    folder: Path, recurrent: Path, plain: Tokens, plain_recurrent: Tokens, draft: str, options: dict[str, Any]
+) -> None:
+    """Of the network and its draft model, of the network alone, of the draft model alone."""
+    if draft == "other way round":
+        expected = {key: tokens for key, tokens in plain.items() if key in plain_recurrent}
+        assert serve(folder, recurrent, OF_TEXT, **options) == expected
+    else:
+        assert serve(recurrent, recurrent if draft == "twin" else folder, OF_TEXT, **options) == plain_recurrent
+
+
+@pytest.mark.parametrize("pads", [False, True], ids=["", "padded as on a GPU"])
+@pytest.mark.parametrize("number", [1, 2, 8])
+def test_all_drafts_of_a_recurrent_twin_are_accepted(
+    recurrent: Path, plain_recurrent: Tokens, number: int, pads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if pads:
+        monkeypatch.setattr(step_sizes, "PADDED_DEVICES", {"cpu"})
+    engine = make_engine(recurrent, recurrent)
+    engine.serve([REQUESTS[number - 1]])
+    engine.runner.close()
+    metrics = metrics_of(engine, number)
+    assert metrics.total_draft_tokens == metrics.total_accepted_draft_tokens > 20
+    assert engine.tokens(number) == plain_recurrent[number, 0]
+
+
+def test_a_recurrent_draft_model_catches_up(recurrent: Path) -> None:
+    accepted_late(recurrent)
+
+
+def test_states_behind_cached_prefixes_are_kept_for_it_too(recurrent: Path) -> None:
+    """Behind a prompt and behind an answer, whose last states were kept in steps that verified drafts."""
+    engine = make_engine(recurrent, recurrent)
+    prompt = make_prompt(29, seed=4)
+    engine.serve([make_request(1, prompt, 17)])
+    engine.serve([make_request(2, prompt, 20)])
+    engine.serve([make_request(3, [*prompt, *engine.tokens(1), 5], 14)])
+    engine.runner.close()
+    for number, num_reused in ((2, 7), (3, 11)):
+        metrics = metrics_of(engine, number)
+        assert metrics.kv_cache_reused_blocks == num_reused
+        assert metrics.total_draft_tokens == metrics.total_accepted_draft_tokens > 7
+
+
+def test_wrong_drafts_of_others_leave_it_what_it_knows(recurrent: Path, plain_recurrent: Tokens) -> None:
+    """A row goes on from the state behind the last accepted draft, which the draft model has not computed."""
+    engine = make_engine(recurrent, recurrent)
+    tokens = plain_recurrent[1, 0]
+    given = ExternalDraftTokensConfig(tokens=[*tokens[:3], (tokens[3] + 1) % 203, 7, 8])
+    engine.serve([structs.replace(REQUESTS[0], external_draft_tokens_config=given)])
+    engine.runner.close()
+    metrics = metrics_of(engine, 1)
+    assert engine.tokens(1) == tokens
+    assert metrics.total_draft_tokens - metrics.total_accepted_draft_tokens == 3
+    assert metrics.total_accepted_draft_tokens > 20
+
+
 def test_logits_that_are_not_finite_only_make_bad_drafts(
     folder: Path, tmp_path: Path, plain: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,9 +346,10 @@ def test_a_draft_model_of_transformers_code(folder: Path, tmp_path: Path, plain:
 
 @needs_compiler
 @pytest.mark.parametrize("draft", ["twin", "stranger"])
-def test_compiled_layers(tmp_path: Path, draft: str) -> None:
-    target = make_checkpoint(tmp_path / "target", "llama-wide", torch.bfloat16).folder
-    other = make_checkpoint(tmp_path / "other", "qwen3-wide", torch.bfloat16).folder
+@pytest.mark.parametrize(("name", "stranger_name"), [("llama-wide", "qwen3-wide"), ("qwen3_5-wide", "lfm2-wide")])
+def test_compiled_layers(tmp_path: Path, name: str, stranger_name: str, draft: str) -> None:
+    target = make_checkpoint(tmp_path / "target", name, torch.bfloat16).folder
+    other = make_checkpoint(tmp_path / "other", stranger_name, torch.bfloat16).folder
     requests = REQUESTS[:6]
     options = {"cpu_compile": "true", "max_num_tokens": 64}
     expected = serve(target, None, requests, **options)
