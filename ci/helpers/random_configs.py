@@ -191,7 +191,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
         "ssm_state_size": (8, 16, 48),
         "conv_kernel": (2, 4),
         "chunk_size": (8,),
-        "time_step_min": (1e-9,),  # or transformers has other steps of time in prompts
+        "time_step_min": (1e-9,),  # or transformers has other steps of time in prompts than in answers
     },
     "Lfm2ForCausalLM": {
         **LFM2,

@@ -225,7 +225,7 @@ def _granite_hybrid(**changes: Any) -> PreTrainedConfig:
 def _nemotron_h(**changes: Any) -> PreTrainedConfig:
     kinds = ["linear_attention", "mlp", "full_attention", "linear_attention"]
     heads = {"mamba_num_heads": 4, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "chunk_size": 8}
-    # Below any step of time: transformers has more than it in prompts.
+    # Below any step of time: transformers keeps those of prompts above it.
     sizes = {**SIZES, "head_dim": 16, "layers_block_type": kinds, "time_step_min": 1e-9}
     return NemotronHConfig(**{**sizes, **heads, **changes})
 

@@ -44,6 +44,8 @@ class Mamba:
     num_groups: int
     head_dim: int
     state_dim: int
+    time_limits: tuple[float, float]
+    """Of a token's step of time."""
     dtype: torch.dtype
     """Of the activations."""
 
@@ -76,6 +78,7 @@ class Mamba:
             self.dt_bias_H,
             state[STATE_SPACE],
             metadata.sequences,
+            self.time_limits,
         )
         gated = inflight_kernels.gated_rms_norm(
             values,

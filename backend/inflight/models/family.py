@@ -6,6 +6,7 @@ Only descriptions; decoder_loading.py composes the network from them. Names of t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -229,6 +230,8 @@ class MambaTensors:
     head_dim: int
     state_dim: int
     """Elements of B and C of a group."""
+    time_limits: tuple[float, float] = (0.0, math.inf)
+    """Of a token's step of time."""
 
 
 MixerTensors = DeltaNetTensors | ShortConvTensors | MambaTensors

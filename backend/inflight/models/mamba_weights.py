@@ -33,5 +33,6 @@ def load_mamba(loader: WeightLoader, tensors: MambaTensors, prefix: str, hidden_
         num_groups=groups.size,
         head_dim=tensors.head_dim,
         state_dim=tensors.state_dim,
+        time_limits=tensors.time_limits,
         dtype=loader.dtype,
     )

@@ -168,6 +168,7 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                         1,
                         weights.convert<float>(8),
                         1,
+                        0.5f,
                         1.5f,
                         64,
                         96};

@@ -27,6 +27,7 @@ ROUTINGS = {
     "shares of groups": (Routing(num_chosen=3, renormalize=False, scale=16.0, **GROUPS), False),
     "shares with a bias": (Routing(num_chosen=3), True),
     "sigmoids": (Routing(num_chosen=3, scores=Scores.SIGMOID, renormalize=False), False),
+    "sigmoids over a sum and more": (Routing(num_chosen=3, scores=Scores.SIGMOID, epsilon=0.3), False),
     "sigmoids with a bias": (Routing(num_chosen=3, scores=Scores.SIGMOID, scale=2.5), True),
     "sigmoids of groups": (
         Routing(num_chosen=3, scores=Scores.SIGMOID, group_score=GroupScore.TOP2_SUM, **GROUPS),

@@ -100,6 +100,7 @@ MIXTURES = [
     Mixture(40, Routing(num_chosen=3, renormalize=False, scale=2.5, **GROUPS), 32),
     Mixture(20, Routing(num_chosen=4), 32, has_choice_bias=True),
     Mixture(19, Routing(num_chosen=4, renormalize=False, **SIGMOID), 32),
+    Mixture(12, Routing(num_chosen=3, epsilon=0.3, **SIGMOID), 32),
     Mixture(7, Routing(num_chosen=2), 50, has_biases=True),
     Mixture(6, Routing(num_chosen=2), 52, has_biases=True, activation=Activation.CLAMPED_SWIGLU),
     Mixture(9, Routing(num_chosen=2), 36, activation=Activation.GELU_TANH),

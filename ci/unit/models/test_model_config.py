@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 from tiny_checkpoints import CONFIGS, architecture_of
+from transformers.models.lfm2_moe import modeling_lfm2_moe
 
+import inflight_kernels
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
@@ -20,6 +22,7 @@ from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.models.config import ModelConfig
 from inflight.models.config_file import NotNative
 from inflight.models.families import FAMILIES
+from inflight.models.family import MambaTensors
 from inflight.runtime import loading
 from inflight.runtime.model_runner import ModelRunner
 
@@ -44,6 +47,28 @@ def test_sizes(tmp_path: Path) -> None:
     assert (config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size) == (4, 2, 16, 48)
     assert config.dtype == torch.bfloat16
     assert not config.tie_word_embeddings
+
+
+def test_limits_of_time(tmp_path: Path) -> None:
+    (mamba,) = ModelConfig.load(write(tmp_path, "bamba", time_step_limit=[0.1, 0.5])).family.mixers
+    assert isinstance(mamba, MambaTensors) and mamba.time_limits == (0.1, 0.5)
+    assert refusal(write(tmp_path, "bamba", time_step_limit=[0.5, 0.1])) == (
+        ": time_step_limit must be two numbers from 0, the larger one last, got [0.5, 0.1]"
+    )
+
+
+def test_sums_of_scores_that_are_nearly_zero(tmp_path: Path) -> None:
+    """LFM2 adds more to them than others do."""
+    router = modeling_lfm2_moe.Lfm2MoeTopKRouter(CONFIGS["lfm2-moe"])
+    logits = torch.randn(20, 6, generator=torch.Generator().manual_seed(0)) - 16
+    with torch.inference_mode():
+        router.weight.copy_(torch.eye(6, 48))
+        _, expected, _ = router(torch.nn.functional.pad(logits, (0, 42)), torch.zeros(6))
+    experts = ModelConfig.load(write(tmp_path, "lfm2-moe")).family.experts
+    assert experts is not None
+    weights, _ = inflight_kernels.route_experts(logits, experts.routing)
+    torch.testing.assert_close(weights, expected)
+    assert weights.sum(-1).max() < 0.9
 
 
 def test_head_dim_follows_from_hidden_size(tmp_path: Path) -> None:

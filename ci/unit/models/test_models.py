@@ -15,7 +15,7 @@ import pytest
 import torch
 from model_driver import Driver, Work
 from safetensors.torch import load_file
-from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt
+from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt, write_checkpoint
 from transformers import AutoModelForCausalLM
 
 from inflight.config import EngineConfig
@@ -160,6 +160,27 @@ def test_a_checkpoint_that_was_saved_without_its_head(tmp_path: Path, device: st
         load_decoder(model, WeightLoader(tensors, model.weight_format, group, torch.float32, cpu, places), 16)
     assert places.places and all(each.startswith(model.family.layers) for each in places.places)
     assert set(places.numbered.values()) == places.places.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        ("bamba", {"time_step_limit": (0.5, 0.8)}),
+        # Under the first name transformers has the lower limit.
+        ("nemotron-h", {"time_step_min": 0.7, "time_step_limit": (0.7, float("inf"))}),
+    ],
+)
+def test_limits_of_time(tmp_path: Path, device: str, name: str, limits: dict[str, Any]) -> None:
+    """They hold for all tokens, as transformers has it for answers only where it computes them with the prompt."""
+    checkpoint = make_checkpoint(tmp_path / "unlimited", name)
+    prompt, free = checkpoint.prompt(9, NUM_TOKENS)
+    checkpoint = write_checkpoint(tmp_path, type(CONFIGS[name])(**CONFIGS[name].to_dict() | limits), len(name))
+    checkpoint.model.generation_config.use_cache = False
+    prompt, tokens = checkpoint.prompt(9, NUM_TOKENS)
+    runner = load(checkpoint, device)
+    assert Driver(runner).run(works([prompt], chunk=4)) == [tokens]
+    runner.close()
+    assert tokens != free
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3", "qwen3-moe"])

@@ -53,6 +53,7 @@ class ExpertRecorder(Notes):
             "num_chosen_groups": routing.num_chosen_groups,
             "choice_bias": self._values.optional(bias, "the bias of a choice", (num_experts,), torch.float32),
             "renormalizes": int(routing.renormalize),
+            "epsilon": routing.epsilon,
             "scale": routing.scale,
         }
         self._routed[storage_of(experts)] = _Routed(weights, experts, fields)

@@ -176,6 +176,7 @@ class Experts(Operation):
         ("int64_t", "num_groups num_chosen_groups"),
         ("const float*", "choice_bias", "(num_experts), added to what is compared; or null."),
         ("int64_t", "renormalizes", "Whether the weights of the chosen ones sum to `scale`."),
+        ("float", "epsilon", "Added to the sum of sigmoids that they are divided by."),
         ("float", "scale", "Of the weights."),
         ("int64_t", "size", "Of x and out; a multiple of 32."),
         ("int64_t", "inner_size", "Outputs of gate, and of up; a multiple of 32."),

@@ -13,7 +13,7 @@ from inflight_kernels.matmul.coded_weight import CodedWeight
 from inflight_kernels.matmul.reference import block_scaled_linear, coded_linear, linear
 from inflight_kernels.matmul.weight_formats import BLOCK_INPUTS, BlockScaledWeight
 from inflight_kernels.moe import ExpertWeights
-from inflight_kernels.moe.routing import SIGMOID_EPSILON, Routing, Scores
+from inflight_kernels.moe.routing import Routing, Scores
 from inflight_kernels.quantization.reference import quantize_per_token
 
 
@@ -42,7 +42,7 @@ def route_experts(router_logits: Tensor, routing: Routing, bias: Tensor | None =
     weights = scores.gather(-1, experts)
     if routing.renormalize:
         total = weights.sum(dim=-1, keepdim=True)
-        total = total + SIGMOID_EPSILON if routing.scores is Scores.SIGMOID else _positive(total)
+        total = total + routing.epsilon if routing.scores is Scores.SIGMOID else _positive(total)
     if total is not None:
         weights = weights / total
     return weights if routing.scale == 1.0 else weights * routing.scale, experts.int()

@@ -8,9 +8,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-SIGMOID_EPSILON = 1e-20
-"""What DeepSeek-V3 and GLM-4.5 add to the sum of the chosen scores, all of which may be 0."""
-
 
 class Scores(enum.IntEnum):
     """What a router makes of its logits, in float32."""
@@ -41,6 +38,8 @@ class Routing:
     scores: Scores = Scores.SOFTMAX
     renormalize: bool = True
     """Whether the chosen experts' scores are divided by their sum."""
+    epsilon: float = 1e-20
+    """What is added to a sum of sigmoids, all of which may be 0: DeepSeek-V3's and GLM-4.5's; LFM2 has 1e-6."""
     scale: float = 1.0
     """Factor of the weights, afterwards."""
     num_groups: int = 1

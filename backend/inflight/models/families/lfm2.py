@@ -40,6 +40,7 @@ def describe_moe(config: ConfigValues) -> Family:
             num_chosen=config.whole("num_experts_per_tok"),
             scores=Scores.SIGMOID,
             renormalize=config.flag("norm_topk_prob"),
+            epsilon=1e-6,
             scale=config.scale("routed_scaling_factor"),
         ),
         intermediate_size=config.whole("moe_intermediate_size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 
 from inflight.models.config_file import ConfigValues
 from inflight.models.family import ConvTensors, MambaTensors, NotSplit, SplitByInputs, SplitByOutputs
@@ -13,8 +14,7 @@ LINEAR = "linear_attention"
 
 def mamba_of_layers(config: ConfigValues, layers: frozenset[int]) -> MambaTensors:
     """`layers`: numbers of those that have it."""
-    num_heads, num_groups = config.whole("mamba_n_heads"), config.whole("mamba_n_groups")
-    check_mamba(config, num_heads, num_groups)
+    num_heads, num_groups = heads_and_groups(config, "mamba_n_heads", "mamba_n_groups")
     bias = config.flag("mamba_proj_bias")
     return MambaTensors(
         layers=layers,
@@ -31,14 +31,27 @@ def mamba_of_layers(config: ConfigValues, layers: frozenset[int]) -> MambaTensor
         num_groups=num_groups,
         head_dim=config.whole("mamba_d_head"),
         state_dim=config.whole("mamba_d_state"),
+        time_limits=time_limits(config),
     )
 
 
-def check_mamba(config: ConfigValues, num_heads: int, num_groups: int) -> None:
-    """Raises ConfigurationError for groups that heads do not divide into, and NotNative for limits of time, which
-    transformers has for prompts only."""
+def heads_and_groups(config: ConfigValues, heads: str, groups: str) -> tuple[int, int]:
+    """How many there are under these keys. Raises ConfigurationError for heads that do not divide into groups."""
+    num_heads, num_groups = config.whole(heads), config.whole(groups)
     if num_heads % num_groups:
         raise config.fault(f"{num_heads} Mamba heads do not divide into {num_groups} groups")
+    return num_heads, num_groups
+
+
+def time_limits(config: ConfigValues) -> tuple[float, float]:
+    """Of every token's step of time, of prompts and answers alike, as training has them: transformers limits those of
+    prompts alone. `time_step_min` and the like are none: new weights begin within them."""
     limits = config.values.get("time_step_limit")
-    if limits is not None and tuple(limits) != (0.0, math.inf):
-        raise config.not_native("time_step_limit", "[0.0, Infinity]")
+    if limits is None:
+        return 0.0, math.inf
+    are_numbers = isinstance(limits, list | tuple) and all(type(limit) in (int, float) for limit in limits)
+    if not are_numbers or len(limits) != 2 or not 0 <= limits[0] <= limits[1]:
+        raise config.fault(
+            f"time_step_limit must be two numbers from 0, the larger one last, got {reprlib.repr(limits)}"
+        )
+    return float(limits[0]), float(limits[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight.models.config_file import ConfigValues, NotNative
-from inflight.models.families.mamba import LINEAR, check_mamba
+from inflight.models.families.mamba import LINEAR, heads_and_groups, time_limits
 from inflight.models.family import (
     AttentionTensors,
     ConvTensors,
@@ -55,9 +55,10 @@ def describe(config: ConfigValues) -> Family:
 
 
 def _mamba(config: ConfigValues, layers: frozenset[int]) -> MambaTensors:
-    """transformers keeps steps of time above `time_step_min` in prompts; those of training and of answers are not."""
-    num_heads, num_groups, bias = config.whole("mamba_num_heads"), config.whole("n_groups"), config.flag("use_bias")
-    check_mamba(config, num_heads, num_groups)
+    """Of transformers `time_step_min` limits the steps of time of prompts, where the published code has
+    `time_step_limit`, which this has too."""
+    num_heads, num_groups = heads_and_groups(config, "mamba_num_heads", "n_groups")
+    bias = config.flag("use_bias")
     return MambaTensors(
         layers=layers,
         inputs=SplitByOutputs(("mixer.in_proj",), bias=bias),
@@ -74,4 +75,5 @@ def _mamba(config: ConfigValues, layers: frozenset[int]) -> MambaTensors:
         num_groups=num_groups,
         head_dim=config.whole("mamba_head_dim"),
         state_dim=config.whole("ssm_state_size"),
+        time_limits=time_limits(config),
     )

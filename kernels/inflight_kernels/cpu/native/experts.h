@@ -36,8 +36,6 @@ struct Choices {
 
 /// Of a logit that is none, and below all that can be chosen: of one that is chosen already.
 constexpr float LOWEST = -3.0e38f, TAKEN = -INFINITY;
-/// See moe/routing.py.
-constexpr float SIGMOID_EPSILON = 1e-20f;
 
 /// The highest of `compared`, the first one among equals, which is then TAKEN.
 inline int64_t take_highest(float* compared, int64_t count) {
@@ -107,7 +105,7 @@ inline void choose_experts(const Experts& op, const Element* row, int32_t* exper
     weights[k] = scores[experts[k]];
   }
   if (op.renormalizes) {
-    total = op.scores == Scores::SIGMOID ? SIGMOID_EPSILON : 0.0f;
+    total = op.scores == Scores::SIGMOID ? op.epsilon : 0.0f;
     for (int64_t k = 0; k < op.num_chosen; ++k) total += weights[k];
   }
   for (int64_t k = 0; k < op.num_chosen; ++k) weights[k] = weights[k] / total * op.scale;

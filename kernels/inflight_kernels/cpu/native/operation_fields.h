@@ -274,6 +274,8 @@ struct Experts {
   const float* choice_bias;
   /// Whether the weights of the chosen ones sum to `scale`.
   int64_t renormalizes;
+  /// Added to the sum of sigmoids that they are divided by.
+  float epsilon;
   /// Of the weights.
   float scale;
   /// Of x and out; a multiple of 32.
@@ -664,6 +666,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Experts, num_chosen_groups),
     offsetof(Experts, choice_bias),
     offsetof(Experts, renormalizes),
+    offsetof(Experts, epsilon),
     offsetof(Experts, scale),
     offsetof(Experts, size),
     offsetof(Experts, inner_size),

@@ -28,7 +28,7 @@ from inflight_kernels.common.checks import (
     next_power_of_2,
 )
 from inflight_kernels.moe import MAX_CHOSEN_EXPERTS, MAX_EXPERTS
-from inflight_kernels.moe.routing import SIGMOID_EPSILON, Routing, Scores
+from inflight_kernels.moe.routing import Routing, Scores
 
 # Rows per program, one per warp, so that no reduction crosses warps. Not measured yet.
 BLOCK_T = 4
@@ -181,7 +181,7 @@ def route_experts(router_logits: Tensor, routing: Routing, bias: Tensor | None =
             TOP_K=top_k,
             SIGMOID=routing.scores is Scores.SIGMOID,
             RENORMALIZE=routing.renormalize,
-            EPSILON=SIGMOID_EPSILON,
+            EPSILON=routing.epsilon,
             NUM_GROUPS=routing.num_groups,
             NUM_CHOSEN_GROUPS=routing.num_chosen_groups,
             ADDS_SCORES=routing.adds_scores,
