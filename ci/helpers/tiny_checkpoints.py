@@ -230,6 +230,13 @@ def _nemotron_h(**changes: Any) -> PreTrainedConfig:
     return NemotronHConfig(**{**sizes, **heads, **changes})
 
 
+def _nemotron_3(**changes: Any) -> PreTrainedConfig:
+    kinds = ["linear_attention", "moe", "full_attention", "moe"]
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 2, "moe_latent_size": 32}
+    sizes = {"moe_intermediate_size": 20, "moe_shared_expert_intermediate_size": 36, "routed_scaling_factor": 2.5}
+    return _nemotron_h(**{"layers_block_type": kinds, **experts, **sizes, **changes})
+
+
 CONFIGS: dict[str, PreTrainedConfig] = {
     "llama": _llama(),
     "llama-tied": _llama(tie_word_embeddings=True),
@@ -290,6 +297,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "granite-hybrid": _granite_hybrid(num_local_experts=0),
     "granite-hybrid-moe": _granite_hybrid(num_local_experts=5, mamba_proj_bias=True, position_embedding_type="rope"),
     "nemotron-h": _nemotron_h(use_bias=True, mlp_bias=True),
+    "nemotron-3": _nemotron_3(mlp_bias=True),
     "bamba": BambaConfig(
         **{key: value for key, value in _with_mamba().items() if key != "layer_types"}, attn_layer_indices=[1]
     ),
@@ -372,6 +380,7 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "lfm2-wide": _lfm2(**WIDE),
     "granite-hybrid-wide": _granite_hybrid(**WIDE, num_local_experts=0),
     "nemotron-h-wide": _nemotron_h(**WIDE | {"head_dim": 32}),
+    "nemotron-3-wide": _nemotron_3(**WIDE | {"head_dim": 32}),
     "phi3-wide": _phi3(0.5, **WIDE),
     "granite-wide": _granite(**WIDE),
     "mixtral-wide": _mixtral(**WIDE, head_dim=32),

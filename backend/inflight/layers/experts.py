@@ -1,7 +1,8 @@
-"""A mixture of experts in place of the gated feed-forward: a router sends each token to a few of them.
+"""A mixture of experts in place of the feed-forward: a router sends each token to a few of them.
 
-Legend: T tokens, D hidden size, E experts, I intermediate size of an expert on this rank, C = 2 I, K experts of each
-token. Every rank routes by the same logits, and has some of the intermediate features of every expert.
+Legend: T tokens, D hidden size, E experts, which read and write D features or fewer, I intermediate size of an expert
+on this rank, C = 2 I, or I without gates, K experts of each token. Every rank routes by the same
+logits, and has some of the intermediate features of every expert.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from torch import Tensor
 import inflight_kernels
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
-from inflight.layers.mlp import GatedMLP
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.mlp import MLP, GatedMLP
 from inflight.layers.weight import Weight
 from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.moe import ExpertWeights
@@ -31,12 +33,16 @@ class Experts:
     """float32, added to the scores for the choice alone."""
     routing: Routing
     gate_up_ECD: ExpertWeights
-    """Of each expert gate, then up."""
+    """Of each expert gate, then up; or up alone."""
     gate_up_bias_EC: Tensor | None = None
     down_EDI: ExpertWeights
     down_bias_ED: Tensor | None = None
     """On the leader only, so that the sum contains it once."""
     activation: Activation = Activation.SILU
+    narrow: ColumnParallelLinear | None = None
+    """Makes of hidden features the fewer that experts read, whole on every rank, as the next."""
+    widen: RowParallelLinear | None = None
+    """Makes hidden features of this rank's part of what they give."""
     group: TensorParallelGroup
     deterministic: bool = False
 
@@ -44,7 +50,7 @@ class Experts:
         logits_TE = self.router.multiply(hidden_TD, self.router_bias_E, self.deterministic)
         weights_TK, experts_TK = inflight_kernels.route_experts(logits_TE, self.routing, self.choice_bias_E)
         y_TD = inflight_kernels.fused_moe(
-            hidden_TD,
+            hidden_TD if self.narrow is None else self.narrow(hidden_TD, metadata),
             weights_TK,
             experts_TK,
             self.gate_up_ECD,
@@ -54,16 +60,16 @@ class Experts:
             down_bias=self.down_bias_ED,
             activation=self.activation,
         )
-        return self.group.all_reduce(y_TD)
+        return self.group.all_reduce(y_TD if self.widen is None else self.widen(y_TD, metadata))
 
 
 @dataclass(slots=True, kw_only=True)
 class SharedExperts:
     """The sum of what the chosen experts compute of a token and of what other ones do, which compute every token: a
-    gated feed-forward, split like one. The ranks' shares of both are summed at once."""
+    feed-forward, split like one. The ranks' shares of both are summed at once."""
 
     chosen: Experts
-    shared: GatedMLP
+    shared: GatedMLP | MLP
     """Both without any sum over the ranks."""
     gate: Weight | None
     """(1, D), whole on every rank: its sigmoid is a token's factor of what `shared` computes; None = 1."""

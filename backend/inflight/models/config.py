@@ -100,7 +100,7 @@ class ModelConfig:
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,
             rotary_dim=_rotary_dim(path, family, values, head_dim),
-            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)) and not family.has_own_head,
             sliding_windows=windows,
             ropes=ropes,
             weight_format=weight_format,

@@ -30,8 +30,8 @@ class ExpertBlock:
 class ExpertBlocks:
     """Of one expert, from a rank's first intermediate feature on."""
 
-    gate: ExpertBlock
-    up: ExpertBlock
+    first: tuple[ExpertBlock, ...]
+    """Gate and up, or up alone."""
     down: ExpertBlock
 
 
@@ -50,41 +50,45 @@ def find_layout(checkpoint: Checkpoint, tensors: ExpertTensors, prefix: str) -> 
 def find_experts(
     layout: StackedExperts | None, tensors: ExpertTensors, prefix: str, hidden_size: int, first_feature: int
 ) -> Sequence[ExpertBlocks]:
-    """The blocks of each expert. A rank has the intermediate features from `first_feature` on."""
+    """The blocks of each expert, which reads and writes `hidden_size` features. A rank has the intermediate features
+    from `first_feature` on."""
     num_experts, inner = tensors.num_experts, tensors.intermediate_size
     if layout is not None:
         gate_up, down = f"{prefix}{layout.gate_up}", f"{prefix}{layout.down}"
-        of_expert = _transposed if layout.is_transposed else _stacked
-        sizes = (num_experts, inner, hidden_size)
-        return [of_expert(gate_up, down, sizes, expert, first_feature) for expert in range(num_experts)]
+        sizes, num_first = (num_experts, inner, hidden_size), len(tensors.first_products)
+        if layout.is_transposed:
+            return [_transposed(gate_up, down, sizes, expert, first_feature) for expert in range(num_experts)]
+        return [_stacked(gate_up, down, sizes, num_first, expert, first_feature) for expert in range(num_experts)]
     wide, tall = (inner, hidden_size), (hidden_size, inner)
     names = [f"{prefix}{tensors.experts}.{number}" for number in range(num_experts)]
     return [
         ExpertBlocks(
-            gate=ExpertBlock(f"{name}.{tensors.gate}.weight", wide, (first_feature,)),
-            up=ExpertBlock(f"{name}.{tensors.up}.weight", wide, (first_feature,)),
+            first=tuple(
+                ExpertBlock(f"{name}.{each}.weight", wide, (first_feature,)) for each in tensors.first_products
+            ),
             down=ExpertBlock(f"{name}.{tensors.down}.weight", tall, (0, first_feature)),
         )
         for name in names
     ]
 
 
-def _stacked(gate_up: str, down: str, sizes: tuple[int, int, int], expert: int, first: int) -> ExpertBlocks:
+def _stacked(
+    gate_up: str, down: str, sizes: tuple[int, int, int], num_first: int, expert: int, first: int
+) -> ExpertBlocks:
     num_experts, inner, hidden_size = sizes
-    wide = (num_experts, 2 * inner, hidden_size)
+    wide = (num_experts, num_first * inner, hidden_size)
     return ExpertBlocks(
-        gate=ExpertBlock(gate_up, wide, (expert, first)),
-        up=ExpertBlock(gate_up, wide, (expert, inner + first)),
+        first=tuple(ExpertBlock(gate_up, wide, (expert, place * inner + first)) for place in range(num_first)),
         down=ExpertBlock(down, (num_experts, hidden_size, inner), (expert, 0, first)),
     )
 
 
 def _transposed(gate_up: str, down: str, sizes: tuple[int, int, int], expert: int, first: int) -> ExpertBlocks:
     num_experts, inner, hidden_size = sizes
-    gate, up = (
+    gate_and_up = tuple(
         ExpertBlock(gate_up, (num_experts, hidden_size, 2 * inner), (expert, 0, 2 * first), True, (place, 2))
         for place in range(2)
     )
     return ExpertBlocks(
-        gate=gate, up=up, down=ExpertBlock(down, (num_experts, inner, hidden_size), (expert, first), True)
+        first=gate_and_up, down=ExpertBlock(down, (num_experts, inner, hidden_size), (expert, first), True)
     )

@@ -16,7 +16,8 @@ from torch import Tensor
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.experts import Experts, SharedExperts
-from inflight.layers.mlp import GatedMLP
+from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
+from inflight.layers.mlp import MLP, GatedMLP
 from inflight.layers.weight import Weight
 from inflight.models.expert_blocks import ExpertBlock, ExpertBlocks, find_experts, find_layout
 from inflight.models.family import ChoiceBias, ExpertTensors, StackedExperts
@@ -39,14 +40,12 @@ def load_mixture(
         return load_experts(loader, tensors, prefix, hidden_size)
     shared, alone = tensors.shared, TensorParallelGroup()
     own = loader.even_section("intermediate size of the shared experts", shared.intermediate_size)
+    first = loader.by_outputs(shared.gate_up, prefix, (own,) * len(tensors.first_products), hidden_size)
+    down = replace(loader.by_inputs(shared.down, prefix, hidden_size, own), group=alone)
     return SharedExperts(
         # What both compute is summed over the ranks together.
         chosen=replace(load_experts(loader, tensors, prefix, hidden_size), group=alone),
-        shared=GatedMLP(
-            gate_up=loader.by_outputs(shared.gate_up, prefix, (own, own), hidden_size),
-            down=replace(loader.by_inputs(shared.down, prefix, hidden_size, own), group=alone),
-            activation=tensors.activation,
-        ),
+        shared=(MLP if tensors.gate is None else GatedMLP)(first, down, tensors.activation),
         gate=None if shared.gate is None else _read_whole(loader, f"{prefix}{shared.gate.name}", 1, hidden_size),
         group=loader.group,
         deterministic=loader.deterministic,
@@ -84,6 +83,11 @@ class _ExpertLoader:
     hidden_size: int
 
     @property
+    def size(self) -> int:
+        """Of what an expert reads and writes."""
+        return self.hidden_size if self.tensors.narrow is None else self.tensors.narrow.size
+
+    @property
     def own(self) -> Section:
         """This rank's share of an expert's intermediate features."""
         return self.loader.even_section("intermediate size of an expert", self.tensors.intermediate_size)
@@ -93,6 +97,7 @@ class _ExpertLoader:
         layout = find_layout(loader.checkpoint, tensors, self.prefix)
         gate_up, down = self._weights(layout)
         gate_up_bias, down_bias = self._biases(layout) if tensors.has_biases else (None, None)
+        narrow, widen = self._around()
         router = f"{self.prefix}{tensors.router.name if layout is None else layout.router}"
         return Experts(
             router=_read_whole(loader, router, tensors.num_experts, self.hidden_size),
@@ -106,7 +111,20 @@ class _ExpertLoader:
             activation=tensors.activation,
             group=loader.group,
             deterministic=loader.deterministic,
+            narrow=narrow,
+            widen=widen,
         )
+
+    def _around(self) -> tuple[ColumnParallelLinear | None, RowParallelLinear | None]:
+        """The products around narrow experts, which no adapter changes. Ranks make hidden features of their parts of
+        the sum."""
+        if self.tensors.narrow is None:
+            return None, None
+        loader, narrow = replace(self.loader, adapters=None), self.tensors.narrow
+        whole = Section(narrow.size, 0, narrow.size)
+        output = loader.by_inputs(narrow.output, self.prefix, self.hidden_size, whole)
+        inputs = loader.by_outputs(narrow.inputs, self.prefix, (whole,), self.hidden_size)
+        return inputs, replace(output, group=TensorParallelGroup())
 
     def _weights(self, layout: StackedExperts | None) -> Sequence[ExpertWeights]:
         """Gate and up, and down."""
@@ -115,17 +133,19 @@ class _ExpertLoader:
             return self._of_mxfp4(weight_format, layout)
         if self._reads_experts(weight_format):
             return self._of_format(weight_format)
-        blocks = find_experts(layout, tensors, self.prefix, self.hidden_size, self.own.start)
+        blocks = find_experts(layout, tensors, self.prefix, self.size, self.own.start)
         for of_one in blocks:
-            for block in (of_one.gate, of_one.up, of_one.down):
+            for block in (*of_one.first, of_one.down):
                 loader.checkpoint.check(block.name, block.shape)
         if isinstance(weight_format, OnLoadFormat):
             return self._on_load(weight_format, blocks)
-        gate_up = loader.empty(tensors.num_experts, 2 * self.own.size, self.hidden_size)
-        down = loader.empty(tensors.num_experts, self.hidden_size, self.own.size)
+        num_first = len(tensors.first_products)
+        gate_up = loader.empty(tensors.num_experts, num_first * self.own.size, self.size)
+        down = loader.empty(tensors.num_experts, self.size, self.own.size)
         for of_one, gate_up_CD, down_DI in zip(blocks, gate_up, down, strict=True):
-            gate_ID, up_ID = gate_up_CD.chunk(2)
-            for target, block in ((gate_ID, of_one.gate), (up_ID, of_one.up), (down_DI, of_one.down)):
+            for target, block in zip(
+                (*gate_up_CD.chunk(num_first), down_DI), (*of_one.first, of_one.down), strict=True
+            ):
                 self._copy_block(block, target)
         return gate_up, down
 
@@ -136,14 +156,15 @@ class _ExpertLoader:
     def _own_biases(self) -> tuple[Tensor, Tensor | None]:
         """Of experts with tensors of their own."""
         loader, own, tensors = self.loader, self.own, self.tensors
-        wide, tall = (own.num_features,), (self.hidden_size,)
+        wide, tall = (own.num_features,), (self.size,)
         experts = [f"{self.prefix}{tensors.experts}.{number}" for number in range(tensors.num_experts)]
         for expert in experts:
-            for name, shape in ((tensors.gate, wide), (tensors.up, wide), (tensors.down, tall)):
+            for name, shape in (*((name, wide) for name in tensors.first_products), (tensors.down, tall)):
                 loader.checkpoint.check(f"{expert}.{name}.bias", shape)
-        gate_up_EC = loader.empty(tensors.num_experts, 2 * own.size)
+        num_first = len(tensors.first_products)
+        gate_up_EC = loader.empty(tensors.num_experts, num_first * own.size)
         for expert, gate_up_C in zip(experts, gate_up_EC, strict=True):
-            for half_I, name in zip(gate_up_C.chunk(2), (tensors.gate, tensors.up), strict=True):
+            for half_I, name in zip(gate_up_C.chunk(num_first), tensors.first_products, strict=True):
                 loader.checkpoint.copy_into(half_I, f"{expert}.{name}.bias", wide, (own.start,))
         if loader.group.rank:
             return gate_up_EC, None
@@ -200,7 +221,7 @@ class _ExpertLoader:
     def _reads_experts(self, weight_format: WeightFormat) -> TypeGuard[CodedFormat | GgufFormat]:
         """Whether the format reads experts itself."""
         if isinstance(weight_format, CodedFormat) and not isinstance(weight_format, OnLoadFormat):
-            first = f"{self.prefix}{self.tensors.experts}.0.{self.tensors.gate}"
+            first = f"{self.prefix}{self.tensors.experts}.0.{self.tensors.up}"
             return not weight_format.is_dense(self.loader.checkpoint, first)
         return isinstance(weight_format, GgufFormat)
 
@@ -230,7 +251,7 @@ class _ExpertLoader:
         """Gate and up, and down, of a checkpoint that has, for its format, a tensor for each expert."""
         if not weight_format.has_expert_kernel:
             self._refuse_codes(weight_format.quantized)
-        loader, tensors, hidden_size, own = self.loader, self.tensors, self.hidden_size, self.own
+        loader, tensors, hidden_size, own = self.loader, self.tensors, self.size, self.own
         features, every, count = range(own.start, own.start + own.size), range(hidden_size), own.num_features
 
         def wide(name: str) -> Block:
@@ -240,27 +261,26 @@ class _ExpertLoader:
             return Block(name=name, num_outputs=hidden_size, num_inputs=count, outputs=every, inputs=features)
 
         names = [f"{self.prefix}{tensors.experts}.{number}" for number in range(tensors.num_experts)]
-        gate_up = [[wide(f"{name}.{each}") for each in (tensors.gate, tensors.up)] for name in names]
+        gate_up = [[wide(f"{name}.{each}") for each in tensors.first_products] for name in names]
         down = [[tall(f"{name}.{tensors.down}")] for name in names]
         return [weight_format.read_experts(loader.checkpoint, each, loader.target) for each in (gate_up, down)]
 
     def _on_load(self, weight_format: OnLoadFormat, blocks: Sequence[ExpertBlocks]) -> list[CodedWeight]:
         """The same of one whose experts have floats, which become codes."""
         self._refuse_codes(weight_format.quantized)
-        loader, tensors, hidden_size, own = self.loader, self.tensors, self.hidden_size, self.own
-        shapes = (2 * own.size, hidden_size), (hidden_size, own.size)
+        loader, tensors, hidden_size, own = self.loader, self.tensors, self.size, self.own
+        shapes = (len(tensors.first_products) * own.size, hidden_size), (hidden_size, own.size)
         weights = [weight_format.allocate(weight_format.code, (len(blocks), *shape), loader.target) for shape in shapes]
         if not loader.checkpoint.is_read or loader.device.type == "meta":
             return weights
         features, every = range(own.start, own.start + own.size), range(hidden_size)
         for expert, of_one in enumerate(blocks):
             gate_up, down = (weight.of_expert(expert) for weight in weights)
-            gate, up = gate_up.rows(slice(own.size)), gate_up.rows(slice(own.size, None))
-            for weight, block, name, outputs, inputs in (
-                (gate, of_one.gate, tensors.gate, features, every),
-                (up, of_one.up, tensors.up, features, every),
-                (down, of_one.down, tensors.down, every, features),
-            ):
+            first = [
+                (gate_up.rows(slice(place * own.size, (place + 1) * own.size)), block, name, features, every)
+                for place, (block, name) in enumerate(zip(of_one.first, tensors.first_products, strict=True))
+            ]
+            for weight, block, name, outputs, inputs in (*first, (down, of_one.down, tensors.down, every, features)):
                 name = f"{self.prefix}{tensors.experts}.{expert}.{name}"
                 weight_format.keep(weight, name, outputs, inputs, partial(self._quantize, weight, block))
         return weights

@@ -256,7 +256,8 @@ class MLPTensors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackedExperts:
-    """All experts of a layer in two tensors, named with their endings: gates and then ups (E, 2I, D), and (E, D, I)."""
+    """All experts of a layer in two tensors, named with their endings: gates and then ups (E, 2I, D), or without gates
+    ups alone, and (E, D, I)."""
 
     router: str
     gate_up: str
@@ -272,14 +273,25 @@ STACKED_EXPERTS = StackedExperts(router="mlp.gate", gate_up="mlp.experts.gate_up
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedExpertTensors:
-    """The gated feed-forward that computes every token beside the chosen experts."""
+    """The feed-forward that computes every token beside the chosen experts."""
 
     gate_up: SplitByOutputs
-    """Sections: gate, up."""
+    """Sections: gate, up; only up where experts have no gates."""
     down: SplitByInputs
     intermediate_size: int
     gate: NotSplit | None = None
     """(1, D): its sigmoid is a token's factor of what they compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowExperts:
+    """What chosen experts read and write in place of the hidden features: fewer, `size` of them."""
+
+    size: int
+    inputs: SplitByOutputs
+    """Makes them of the hidden features; every rank has it whole, as the next."""
+    output: SplitByInputs
+    """Makes hidden features of their sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,16 +320,23 @@ class ExpertTensors:
     choice_bias: ChoiceBias | None = None
     experts: str = "mlp.experts"
     """Name of the list of experts: the tensors of expert 3 begin with its name and `.3.`."""
-    gate: str = "gate_proj"
+    gate: str | None = "gate_proj"
+    """None = experts have no gate, nor have shared ones."""
     up: str = "up_proj"
     down: str = "down_proj"
     has_biases: bool = False
-    """Of each of these three. Stacked they are `<gate_up>_bias` (E, 2I), in the order of `gate_up`, and `<down>_bias`
+    """Of each of these. Stacked they are `<gate_up>_bias` (E, 2I), in the order of `gate_up`, and `<down>_bias`
     (E, D)."""
     stacked: tuple[StackedExperts, ...] = (STACKED_EXPERTS,)
     """Other layouts that a checkpoint may have."""
     activation: Activation = Activation.SILU
     shared: SharedExpertTensors | None = None
+    narrow: NarrowExperts | None = None
+
+    @property
+    def first_products(self) -> tuple[str, ...]:
+        """Gate and up, or up alone."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +353,8 @@ class Family:
     norm: NotSplit
     head: SplitByVocabulary
     """Not read where the checkpoint ties it to the embedding."""
+    has_own_head: bool = False
+    """Whether `tie_word_embeddings` counts for nothing."""
 
     num_kv_heads: int | None = None
     """None = as config.json says."""

@@ -157,6 +157,7 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                         of(CHOSEN),
                         weights.plain(192, 64, true, 8),
                         weights.plain(64, 96, false, 8),
+                        1,
                         weights.convert<Element>(8 * 192),
                         nullptr,
                         Activation::CLAMPED_SWIGLU,

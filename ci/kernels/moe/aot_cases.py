@@ -49,13 +49,14 @@ def _moe(
     config: Mapping[str, int] | None = None,
     has_biases: bool = False,
     activation: Activation = Activation.SILU,
+    is_gated: bool = True,
 ) -> None:
     num_experts, hidden_size, intermediate_size, top_k = model
     gpu.fused_moe(
         of(dtype, tokens, hidden_size),
         of(torch.float32, tokens, top_k),
         of(torch.int32, tokens, top_k),
-        of(dtype, num_experts, 2 * intermediate_size, hidden_size),
+        of(dtype, num_experts, (2 if is_gated else 1) * intermediate_size, hidden_size),
         of(dtype, num_experts, hidden_size, intermediate_size),
         gate_up_bias=of(dtype, num_experts, 2 * intermediate_size) if has_biases else None,
         down_bias=of(dtype, num_experts, hidden_size) if has_biases else None,
@@ -83,6 +84,10 @@ def _moe_by_blocks(tokens: int, model: _Model, config: Mapping[str, int] | None 
 
 def _gpt_oss(tokens: int) -> None:
     _moe(tokens, GPT_OSS_20B, has_biases=True, activation=Activation.CLAMPED_SWIGLU)
+
+
+def _nemotron_3_nano(tokens: int) -> None:
+    _moe(tokens, _Model(128, 2688, 1856, 6), activation=Activation.RELU_SQUARED, is_gated=False)
 
 
 GLM_4_5 = Routing(num_chosen=8, scores=Scores.SIGMOID)
@@ -115,6 +120,8 @@ CASES = {
     "fused_moe e32 t1 biases clamped": partial(_gpt_oss, 1),
     "fused_moe e32 t64 biases clamped": partial(_gpt_oss, 64),
     "fused_moe e32 t8192 biases clamped": partial(_gpt_oss, 8192),
+    "fused_moe e128 t1 without gates": partial(_nemotron_3_nano, 1),
+    "fused_moe e128 t8192 without gates": partial(_nemotron_3_nano, 8192),
     # The second product's K is no multiple of its step.
     "fused_moe e60 t256": partial(_moe, 256, _Model(60, 2048, 1424, 4), torch.bfloat16, LARGE_HALF),
 }

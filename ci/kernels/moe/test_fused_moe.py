@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.nemotron_h import modeling_nemotron_h
 
+import inflight_kernels
 from ci.kernels.kernel_cases import DTYPES, HAS_FLOAT8, assert_near
 from inflight_kernels import BlockScaledWeight
 from inflight_kernels.activation.kinds import Activation
@@ -119,6 +121,51 @@ def test_kernels_add_biases_and_activate(
     assert_near(actual / scale, expected / scale, TOLERANCE[dtype])
 
 
+def without_gates(layer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same, of the second half of the first product alone."""
+    x, weights, experts, w_gate_up, w_down = layer
+    if isinstance(w_gate_up, Tensor):
+        return x, weights, experts, w_gate_up.chunk(2, 1)[1].contiguous(), w_down
+    values, scales, block_outputs = w_gate_up
+    halves = values.chunk(2, 1)[1].contiguous(), scales.chunk(2, 1)[1].contiguous()
+    return x, weights, experts, BlockScaledWeight(*halves, block_outputs), w_down
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("swap_ab", [0, 1])
+@pytest.mark.parametrize("activation", [Activation.RELU_SQUARED, Activation.SILU])
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_kernels_compute_experts_without_gates(
+    has_biases: bool, activation: Activation, swap_ab: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    layer, options = without_gates(random_layer(9, 4, 40, 24, 2, dtype)), {}
+    if has_biases:
+        options = {"gate_up_bias": torch.randn(4, 24).to(dtype), "down_bias": torch.randn(4, 40).to(dtype)}
+    expected = reference.fused_moe(*layer, **options, activation=activation)
+    actual = run(
+        layer,
+        device,
+        **{name: bias.to(device) for name, bias in options.items()},
+        activation=activation,
+        config=TINY | {"SWAP_AB": swap_ab},
+    )
+    scale = expected.abs().max().float().item()
+    assert_near(actual / scale, expected / scale, TOLERANCE[dtype])
+
+
+@torch.inference_mode()
+def test_reference_is_transformers_experts_of_nemotron_h() -> None:
+    config = modeling_nemotron_h.NemotronHConfig(hidden_size=12, moe_intermediate_size=7, n_routed_experts=5)
+    experts = modeling_nemotron_h.NemotronHExperts(config)
+    for parameter in experts.parameters():
+        parameter.copy_(torch.randn(parameter.shape))
+    x, weights, chosen, _, _ = random_layer(6, 5, 12, 7, 3, torch.float32)
+    actual = reference.fused_moe(
+        x, weights, chosen, experts.up_proj, experts.down_proj, activation=Activation.RELU_SQUARED
+    )
+    torch.testing.assert_close(actual, experts(x, chosen.long(), weights), atol=1e-4, rtol=1e-4)
+
+
 @torch.inference_mode()
 def test_reference_is_transformers_experts_of_gpt_oss() -> None:
     config = modeling_gpt_oss.GptOssConfig(hidden_size=12, intermediate_size=7, num_local_experts=5)
@@ -140,6 +187,17 @@ def test_reference_is_transformers_experts_of_gpt_oss() -> None:
     torch.testing.assert_close(actual, experts(x, chosen.long(), weights), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(not HAS_FLOAT8, reason="this GPU cannot multiply float8_e4m3fn")
+def test_experts_without_gates_in_fp8_by_blocks(device: torch.device) -> None:
+    x, weights, experts, w_gate_up, w_down = random_layer(9, 4, 200, 72, 2, torch.float32)
+    layer = without_gates((x, weights, experts, block_scaled(w_gate_up, 8), block_scaled(w_down, 128)))
+    # Without an activation that curves: one row in fp8 is that of the other.
+    expected = reference.fused_moe(*layer, activation=Activation.RELU)
+    actual = run(layer, device, activation=Activation.RELU, config=TINY | {"BLOCK_K": 128})
+    scale = expected.abs().max()
+    assert_near(actual / scale, expected / scale, ROUNDED_OTHERWISE[torch.float32])
+
+
 def test_launcher_checks_biases_and_activations() -> None:
     layer = random_layer(2, 4, 16, 8, 2, torch.float32)
     for options, sentence in (
@@ -149,6 +207,8 @@ def test_launcher_checks_biases_and_activations() -> None:
     ):
         with pytest.raises(ValueError, match=sentence):
             gpu.fused_moe(*layer, **options, config=TINY)
+    with pytest.raises(ValueError, match="clamped_swiglu is for experts with gates only"):
+        inflight_kernels.fused_moe(*without_gates(layer), activation=Activation.CLAMPED_SWIGLU)
 
 
 BLOCK_SHAPES = [(9, 4, 200, 72, 2), (21, 3, 128, 256, 3), (1, 9, 300, 40, 2), (5, 6, 96, 144, 1)]

@@ -38,6 +38,7 @@ class Mixture:
     has_biases: bool = False
     """Of the router and of the experts."""
     activation: Activation = Activation.SILU
+    has_gates: bool = True
 
     def parts(self, dtype: torch.dtype) -> Parts:
         generator = torch.Generator().manual_seed(self.num_experts)
@@ -47,6 +48,7 @@ class Mixture:
 
         experts, inner = self.num_experts, self.inner_size
         router, gate_up, down = random(experts, SIZE), random(experts, 2 * inner, SIZE), random(experts, SIZE, inner)
+        gate_up = gate_up if self.has_gates else gate_up[:, inner:].contiguous()
         parts = Parts(self, router, gate_up, down)
         if self.has_choice_bias:
             parts = parts._replace(choice_bias=random(experts).float())
@@ -101,11 +103,13 @@ MIXTURES = [
     Mixture(20, Routing(num_chosen=4), 32, has_choice_bias=True),
     Mixture(19, Routing(num_chosen=4, renormalize=False, **SIGMOID), 32),
     Mixture(12, Routing(num_chosen=3, epsilon=0.3, **SIGMOID), 32),
+    Mixture(10, Routing(num_chosen=3, **SIGMOID), 50, activation=Activation.RELU_SQUARED, has_gates=False),
     Mixture(7, Routing(num_chosen=2), 50, has_biases=True),
     Mixture(6, Routing(num_chosen=2), 52, has_biases=True, activation=Activation.CLAMPED_SWIGLU),
     Mixture(9, Routing(num_chosen=2), 36, activation=Activation.GELU_TANH),
     Mixture(24, Routing(num_chosen=4, group_score=GroupScore.TOP2_SUM, **SIGMOID, **GROUPS), 32, has_choice_bias=True),
 ]
+(WITHOUT_GATES,) = (mixture for mixture in MIXTURES if not mixture.has_gates)
 COUNTS = (1, 2, 17, 33, 150)
 
 
@@ -146,7 +150,7 @@ def test_a_token_has_the_same_bits_in_any_batch(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("mixture", MIXTURES[-3:], ids=str)
+@pytest.mark.parametrize("mixture", [*MIXTURES[-3:], WITHOUT_GATES], ids=str)
 def test_all_variants_give_the_same_bits(mixture: Mixture, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     answers, x = [], inputs(50, dtype)
     for of_dtype, variant, instruction in IN_ORDER_OF_FMA:
@@ -175,9 +179,16 @@ def test_among_equals_the_lower_expert_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("code", Code, ids=lambda code: code.value)
-def test_codes_of_experts_have_biases_and_activations_too(code: Code) -> None:
-    """Those of gpt-oss are FP4 in groups of 32."""
-    mixture = Mixture(6, Routing(num_chosen=2), 64, has_biases=True, activation=Activation.CLAMPED_SWIGLU)
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        # Those of gpt-oss are FP4 in groups of 32.
+        Mixture(6, Routing(num_chosen=2), 64, has_biases=True, activation=Activation.CLAMPED_SWIGLU),
+        Mixture(6, Routing(num_chosen=2), 64, activation=Activation.RELU_SQUARED, has_gates=False),
+    ],
+    ids=str,
+)
+def test_codes_of_experts_have_biases_and_activations_too(mixture: Mixture, code: Code) -> None:
     generator = torch.Generator().manual_seed(3)
 
     def codes(*shape: int) -> CodedWeight:
@@ -188,7 +199,8 @@ def test_codes_of_experts_have_biases_and_activations_too(code: Code) -> None:
         scales = (torch.rand(*shape[:-1], shape[-1] // 32, generator=generator) / largest).bfloat16()
         return CodedWeight(code, values if code.bits == 8 else join_halves(values), scales, None, 32)
 
-    parts = mixture.parts(torch.float32)._replace(gate_up=codes(6, 128, SIZE), down=codes(6, SIZE, 64))
+    gate_up = codes(6, 128 if mixture.has_gates else 64, SIZE)
+    parts = mixture.parts(torch.float32)._replace(gate_up=gate_up, down=codes(6, SIZE, 64))
     x = inputs(40, torch.float32)
     expected = parts.compute(x)
     program = compiled(parts.compute, torch.float32)

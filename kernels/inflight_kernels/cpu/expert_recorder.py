@@ -84,14 +84,18 @@ class ExpertRecorder(Notes):
             raise Unsupported(f"experts have {size} features, which is not a multiple of {STEP}")
         source = self._values.read(x, "the input of experts")
         out, written = self._result(size)
-        shape, inner_width = (num_experts, 2 * inner_size, size), -(-inner_size // STEP) * STEP
+        is_gated, inner_width = w_gate_up.shape[1] > inner_size, -(-inner_size // STEP) * STEP
+        shape = (num_experts, 2 * inner_size if is_gated else inner_size, size)
+        if not is_gated and (gate_up_bias is not None or activation is Activation.CLAMPED_SWIGLU):
+            raise Unsupported("C++ has experts without gates without biases only, and without what clamps gates")
         self._note(
             Experts,
             ("out",),
             x=source,
             out=written,
-            gate_up=self._values.weight(w_gate_up, "gate and up of experts", shape, gated=True),
+            gate_up=self._values.weight(w_gate_up, "gate and up of experts", shape, gated=is_gated),
             down=replace(self._values.weight(w_down, "down of experts", w_down.shape), num_inputs=inner_width),
+            is_gated=int(is_gated),
             gate_up_bias=self._bias(gate_up_bias, "a bias of gate and up", (num_experts, 2 * inner_size), gated=True),
             down_bias=self._bias(down_bias, "a bias of down", (num_experts, size)),
             activation=activation,

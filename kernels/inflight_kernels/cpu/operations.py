@@ -162,11 +162,12 @@ class Experts(Operation):
 
     _fields_ = Fields(
         (Value, "x logits out"),
-        (Matrix, "gate_up down", "Of all experts, each packed as the layers of a gated feed-forward."),
+        (Matrix, "gate_up down", "Of all experts, each packed as the layers of a feed-forward, gated or not."),
+        ("int64_t", "is_gated", "Whether gate_up is of both; else it is of up, and they compute down f(up)."),
         (
             "const Element*",
             "gate_up_bias",
-            "(num_experts, 2 * inner_size), of each all of gate before all of up; or null.",
+            "(num_experts, 2 * inner_size), of each all of gate before all of up; or null, as without gates.",
         ),
         ("const Element*", "down_bias", "(num_experts, size), or null."),
         ("Activation", "activation"),
@@ -179,7 +180,7 @@ class Experts(Operation):
         ("float", "epsilon", "Added to the sum of sigmoids that they are divided by."),
         ("float", "scale", "Of the weights."),
         ("int64_t", "size", "Of x and out; a multiple of 32."),
-        ("int64_t", "inner_size", "Outputs of gate, and of up; a multiple of 32."),
+        ("int64_t", "inner_size", "Outputs of up; a multiple of 32."),
     )
 
 

@@ -50,17 +50,20 @@ def fused_moe(
     activation: Activation = Activation.SILU,
 ) -> Tensor:
     """sum_j weights[t, j] * (w_down[e] (f(gate) * up) + down_bias[e]), with gate | up = w_gate_up[e] x[t] +
-    gate_up_bias[e] and e = experts[t, j].
+    gate_up_bias[e] and e = experts[t, j]; of experts without a gate (Nemotron-H) w_down[e] f(up).
 
-    x (T, H) float, `weights` (T, k) float32, `experts` (T, k) int32, `w_gate_up` (E, 2I, H) and `w_down` (E, H, I) of
-    x's dtype, or both fp8 by blocks, or, on a CPU, either of them codes; `gate_up_bias` (E, 2I) and `down_bias` (E, H)
-    of x's dtype. f is `activation`; with a bias, or where it is not SILU, gate, up and f(gate) are rounded to the dtype
-    as in a dense layer. What meets fp8 is quantised as by `quantize_per_token` in groups of 128: x, and the activated
-    rows, which are rounded to x's dtype before. A choice outside 0 .. E - 1 (usually -1: a padded token, another rank's
-    expert) is skipped. Each expert's output is rounded to the dtype; the sum over j is float32, in the order of j.
-    Returns (T, H), written to `out` if given (which must not be x). Equal inputs always give equal bits; with
-    `deterministic` a row's bits are also the same in every batch.
+    x (T, H) float, `weights` (T, k) float32, `experts` (T, k) int32, `w_gate_up` (E, 2I, H), or (E, I, H) without
+    gates, and `w_down` (E, H, I) of x's dtype, or both fp8 by blocks, or, on a CPU, either of them codes;
+    `gate_up_bias` (E, 2I) or (E, I) and `down_bias` (E, H) of x's dtype. f is `activation`; with a bias, without a
+    gate, or where it is not SILU, gate, up and f(gate) are rounded to the dtype as in a dense layer. What meets fp8 is
+    quantised as by `quantize_per_token` in groups of 128: x, and the activated rows, which are rounded to x's dtype
+    before. A choice outside 0 .. E - 1 (usually -1: a padded token, another rank's expert) is skipped. Each expert's
+    output is rounded to the dtype; the sum over j is float32, in the order of j. Returns (T, H), written to `out` if
+    given (which must not be x). Equal inputs always give equal bits; with `deterministic` a row's bits are also the
+    same in every batch. Raises ValueError for an activation that only experts with gates have.
     """
+    if w_gate_up.shape[1] == w_down.shape[2] and activation is Activation.CLAMPED_SWIGLU:
+        raise ValueError(f"{activation.value} is for experts with gates only")
     function = implementation(x, __name__).fused_moe
     result: Tensor = function(
         x, weights, experts, w_gate_up, w_down, out, deterministic, gate_up_bias, down_bias, activation

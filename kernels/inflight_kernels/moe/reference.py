@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inflight_kernels.activation.kinds import Activation
-from inflight_kernels.activation.reference import activate_and_mul
+from inflight_kernels.activation.reference import activate, activate_and_mul
 from inflight_kernels.matmul.coded_weight import CodedWeight
 from inflight_kernels.matmul.reference import block_scaled_linear, coded_linear, linear
 from inflight_kernels.matmul.weight_formats import BLOCK_INPUTS, BlockScaledWeight
@@ -85,7 +85,9 @@ def fused_moe(
     products = torch.zeros((num_tokens * top_k, x.shape[1]), dtype=x.dtype, device=x.device)
     if len(order):
         gate_up = _grouped(x[order // top_k], counts, w_gate_up, gate_up_bias, deterministic)
-        products[order] = _grouped(activate_and_mul(gate_up, activation), counts, w_down, down_bias, deterministic)
+        is_gated = w_gate_up.shape[1] > w_down.shape[2]
+        activated = activate_and_mul(gate_up, activation) if is_gated else activate(gate_up, activation)
+        products[order] = _grouped(activated, counts, w_down, down_bias, deterministic)
     # An invalid choice adds nothing, whatever its weight.
     masked = weights.masked_fill(~is_valid, 0.0)
     total = torch.zeros_like(x, dtype=torch.float32)

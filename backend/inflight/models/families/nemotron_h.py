@@ -1,21 +1,28 @@
-"""Nemotron-H: each layer is Mamba-2, attention without positions, or a feed-forward without a gate, behind its norm."""
+"""Nemotron-H and Nemotron 3: each layer is Mamba-2, attention without positions, or a feed-forward without a gate or
+experts without one beside a shared one, behind its norm."""
 
 from __future__ import annotations
 
-from inflight.models.config_file import ConfigValues, NotNative
+from inflight.models.config_file import ConfigValues
 from inflight.models.families.mamba import LINEAR, heads_and_groups, time_limits
 from inflight.models.family import (
     AttentionTensors,
+    ChoiceBias,
     ConvTensors,
+    ExpertTensors,
     Family,
     MambaTensors,
     MLPTensors,
+    NarrowExperts,
     NormStyle,
     NotSplit,
+    SharedExpertTensors,
     SplitByInputs,
     SplitByOutputs,
     SplitByVocabulary,
+    StackedExperts,
 )
+from inflight_kernels.moe.routing import GroupScore, Routing, Scores
 
 FEED_FORWARD, EXPERTS = "mlp", "moe"
 """How transformers calls types of layers."""
@@ -25,10 +32,9 @@ NORM = NotSplit("norm")
 def describe(config: ConfigValues) -> Family:
     """See Family."""
     kinds = config.texts("layers_block_type")
-    if EXPERTS in kinds:
-        raise NotNative(f"{config.path}: experts without a gate are not supported")
     layers = {kind: frozenset(layer for layer, its in enumerate(kinds) if its == kind) for kind in set(kinds)}
-    feed_forwards, mlp_bias = layers.get(FEED_FORWARD, frozenset()), config.flag("mlp_bias")
+    with_experts, mlp_bias = layers.get(EXPERTS, frozenset()), config.flag("mlp_bias")
+    feed_forwards = layers.get(FEED_FORWARD, frozenset()) | with_experts
     return Family(
         embedding=SplitByVocabulary("backbone.embeddings"),
         layers="backbone.layers",
@@ -47,10 +53,51 @@ def describe(config: ConfigValues) -> Family:
         ),
         norm=NotSplit("backbone.norm_f"),
         head=SplitByVocabulary("lm_head"),
+        has_own_head=True,
         mixers=(_mamba(config, layers.get(LINEAR, frozenset())),),
         mixing_layers=frozenset(range(len(kinds))) - feed_forwards,
         feed_forward_layers=feed_forwards,
+        experts=_experts(config, with_experts, bias=mlp_bias) if with_experts else None,
         rotated_layers=frozenset(),
+        unread=("mtp.",),
+    )
+
+
+def _experts(config: ConfigValues, layers: frozenset[int], *, bias: bool) -> ExpertTensors:
+    """`bias`: of the shared ones, and of the products around narrow ones."""
+    narrow_size = config.optional_whole("moe_latent_size")
+    narrow = None
+    if narrow_size is not None:
+        narrow = NarrowExperts(
+            size=narrow_size,
+            inputs=SplitByOutputs(("mixer.fc1_latent_proj",), bias=bias),
+            output=SplitByInputs("mixer.fc2_latent_proj", bias=bias),
+        )
+    return ExpertTensors(
+        layers=layers,
+        num_experts=config.whole("n_routed_experts", "num_local_experts"),
+        routing=Routing(
+            num_chosen=config.whole("num_experts_per_tok"),
+            scores=Scores.SIGMOID,
+            renormalize=config.flag("norm_topk_prob"),
+            scale=config.scale("routed_scaling_factor"),
+            num_groups=config.whole("n_group"),
+            num_chosen_groups=config.whole("topk_group"),
+            group_score=GroupScore.TOP2_SUM,
+        ),
+        intermediate_size=config.whole("moe_intermediate_size"),
+        router=NotSplit("mixer.gate"),
+        choice_bias=ChoiceBias(("mixer.gate.e_score_correction_bias",)),
+        experts="mixer.experts",
+        gate=None,
+        stacked=(StackedExperts(router="mixer.gate", gate_up="mixer.experts.up_proj", down="mixer.experts.down_proj"),),
+        activation=config.activation("mlp_hidden_act"),
+        shared=SharedExpertTensors(
+            gate_up=SplitByOutputs(("mixer.shared_experts.up_proj",), bias=bias),
+            down=SplitByInputs("mixer.shared_experts.down_proj", bias=bias),
+            intermediate_size=config.whole("moe_shared_expert_intermediate_size"),
+        ),
+        narrow=narrow,
     )
 
 

@@ -1,4 +1,4 @@
-// A mixture of experts: each token's choice, and the feed-forward of the experts that have tokens.
+// A mixture of experts: each token's choice, and the feed-forward of the experts that have tokens, gated or not.
 //
 // The choices of all tokens are sorted by expert, tokens of one expert in their order, and their rows are copied side
 // by side, so that a weight is read once for all tokens that need it. A row's sums do not depend on the rows beside it.
@@ -154,8 +154,15 @@ inline void run(const Experts& op, const Run& step) {
     std::copy_n(step.at(op.x) + choice / op.num_chosen * step.stride(op.x), op.size,
                 choices.inputs + choices.rows[choice] * op.size);
   });
-  multiply_by_experts(op, step.instructions(), choices.starts, choices.inputs, op.gate_up, op.inner_size / 16,
-                      step.integers, [&](int64_t expert, int64_t row, int64_t panel, const float* sums) {
+  multiply_by_experts(op, step.instructions(), choices.starts, choices.inputs, op.gate_up,
+                      op.inner_size / (op.is_gated ? 16 : PANEL), step.integers,
+                      [&](int64_t expert, int64_t row, int64_t panel, const float* sums) {
+                        if (!op.is_gated) {
+                          Element* const out = choices.activated + row * op.inner_size + PANEL * panel;
+                          for (int64_t i = 0; i < PANEL; i += 16)
+                            store(out + i, activated(op.activation, load(sums + i)));
+                          return;
+                        }
                         Floats gate = load(sums), up = load(sums + 16);
                         if (op.gate_up_bias) {
                           const Element* const bias = op.gate_up_bias + 2 * op.inner_size * expert + 16 * panel;

@@ -259,9 +259,11 @@ struct HeadLinear {
 struct Experts {
   Kind kind;
   Value x, logits, out;
-  /// Of all experts, each packed as the layers of a gated feed-forward.
+  /// Of all experts, each packed as the layers of a feed-forward, gated or not.
   Matrix gate_up, down;
-  /// (num_experts, 2 * inner_size), of each all of gate before all of up; or null.
+  /// Whether gate_up is of both; else it is of up, and they compute down f(up).
+  int64_t is_gated;
+  /// (num_experts, 2 * inner_size), of each all of gate before all of up; or null, as without gates.
   const Element* gate_up_bias;
   /// (num_experts, size), or null.
   const Element* down_bias;
@@ -280,7 +282,7 @@ struct Experts {
   float scale;
   /// Of x and out; a multiple of 32.
   int64_t size;
-  /// Outputs of gate, and of up; a multiple of 32.
+  /// Outputs of up; a multiple of 32.
   int64_t inner_size;
 };
 
@@ -655,6 +657,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Experts, out),
     offsetof(Experts, gate_up),
     offsetof(Experts, down),
+    offsetof(Experts, is_gated),
     offsetof(Experts, gate_up_bias),
     offsetof(Experts, down_bias),
     offsetof(Experts, activation),

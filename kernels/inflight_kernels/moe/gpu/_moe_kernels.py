@@ -8,6 +8,7 @@ that for one configuration its bits do not depend on them.
 DIRECT: each pair is a tile of its own, without alignment; for so few pairs that two rarely share an expert.
 Scales: of fp8 in blocks of outputs and BLOCK_K inputs, as in `block_scaled_linear`; None of floats. STAGES, then: of
 the pipeline, which so has the scales, too.
+Without GATED the first product is what is activated, and called gate.
 SWAP_AB: the weight's rows are the M dimension of the matrix instruction, which is 64, and tokens its N dimension, which
 may be as small as 16.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from inflight_kernels.common.activations import gated
+from inflight_kernels.common.activations import activated, gated
 
 
 @triton.jit
@@ -103,6 +104,7 @@ def moe_gate_up_kernel(
     block_outputs,
     stride_se,
     TOP_K: tl.constexpr,
+    GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DIRECT: tl.constexpr,
     EVEN_K: tl.constexpr,
@@ -129,45 +131,55 @@ def moe_gate_up_kernel(
     # Rows past the last one read the last row again and are not stored, so that the loads need no mask.
     weight_rows = tl.minimum(offs_n, intermediate_size - 1)
     gate_ptrs = w_ptr + expert.to(tl.int64) * stride_we + weight_rows[:, None] * stride_wn + offs_k[None, :]
-    up_ptrs = gate_ptrs + intermediate_size * stride_wn
+    if GATED:
+        up_ptrs = gate_ptrs + intermediate_size * stride_wn
     if w_scale_ptr is not None:
         num_groups = tl.cdiv(hidden_size, BLOCK_K)
         x_scale_ptrs = x_scale_ptr + tokens * num_groups
         scale_ptr = w_scale_ptr + expert.to(tl.int64) * stride_se
         gate_scale_ptrs = scale_ptr + weight_rows // block_outputs * num_groups
-        up_scale_ptrs = scale_ptr + (intermediate_size + weight_rows) // block_outputs * num_groups
+        if GATED:
+            up_scale_ptrs = scale_ptr + (intermediate_size + weight_rows) // block_outputs * num_groups
 
     shape_m: tl.constexpr = BLOCK_N if SWAP_AB else BLOCK_M
     shape_n: tl.constexpr = BLOCK_M if SWAP_AB else BLOCK_N
     gate = tl.zeros([shape_m, shape_n], dtype=tl.float32)
-    up = tl.zeros([shape_m, shape_n], dtype=tl.float32)
+    if GATED:
+        up = tl.zeros([shape_m, shape_n], dtype=tl.float32)
     for start in tl.range(0, hidden_size, BLOCK_K, num_stages=STAGES):
         if EVEN_K:
             x = tl.load(x_ptrs + start, mask=mask_m[:, None], other=0.0)
             w_gate = tl.load(gate_ptrs + start)
-            w_up = tl.load(up_ptrs + start)
+            if GATED:
+                w_up = tl.load(up_ptrs + start)
         else:
             mask_k = (start + offs_k < hidden_size)[None, :]
             x = tl.load(x_ptrs + start, mask=mask_m[:, None] & mask_k, other=0.0)
             w_gate = tl.load(gate_ptrs + start, mask=mask_k, other=0.0)
-            w_up = tl.load(up_ptrs + start, mask=mask_k, other=0.0)
+            if GATED:
+                w_up = tl.load(up_ptrs + start, mask=mask_k, other=0.0)
         if w_scale_ptr is not None:
             x_scale = tl.load(x_scale_ptrs + start // BLOCK_K, mask=mask_m, other=0.0)
             gate_scale = tl.load(gate_scale_ptrs + start // BLOCK_K)
-            up_scale = tl.load(up_scale_ptrs + start // BLOCK_K)
             gate = _scaled_dot(x, w_gate, gate, x_scale, gate_scale, SWAP_AB)
-            up = _scaled_dot(x, w_up, up, x_scale, up_scale, SWAP_AB)
+            if GATED:
+                up_scale = tl.load(up_scale_ptrs + start // BLOCK_K)
+                up = _scaled_dot(x, w_up, up, x_scale, up_scale, SWAP_AB)
         else:
             gate = _dot(x, w_gate, gate, SWAP_AB)
-            up = _dot(x, w_up, up, SWAP_AB)
+            if GATED:
+                up = _dot(x, w_up, up, SWAP_AB)
 
     if bias_ptr is not None:
-        expert_bias_ptr = bias_ptr + expert.to(tl.int64) * 2 * intermediate_size
+        expert_bias_ptr = bias_ptr + expert.to(tl.int64) * (2 if GATED else 1) * intermediate_size
         gate = _add_bias(gate, expert_bias_ptr, weight_rows, SWAP_AB)
-        up = _add_bias(up, expert_bias_ptr + intermediate_size, weight_rows, SWAP_AB)
-    if bias_ptr is not None or ACTIVATION != "silu":
-        # As a dense layer rounds.
-        dtype: tl.constexpr = act_ptr.dtype.element_ty
+        if GATED:
+            up = _add_bias(up, expert_bias_ptr + intermediate_size, weight_rows, SWAP_AB)
+    # As a dense layer rounds.
+    dtype: tl.constexpr = act_ptr.dtype.element_ty
+    if not GATED:
+        act = activated(gate.to(dtype).to(tl.float32), ACTIVATION)
+    elif bias_ptr is not None or ACTIVATION != "silu":
         act = gated(gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32), dtype, ACTIVATION)
     else:
         act = gate / (1.0 + tl.exp(-gate)) * up

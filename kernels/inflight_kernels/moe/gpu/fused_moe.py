@@ -3,7 +3,8 @@
     a_p = round(f(g_p) * u_p),   g_p | u_p = W_gate_up[e_p] x[t_p] + b_gate_up[e_p]    for each pair p = (token, choice)
     z_p = round(W_down[e_p] a_p + b_down[e_p]),   y[t] = round(sum_j w[t, j] z[t, j])  sum in float32, in the order of j
 
-f as in common/activations.py. With a bias, and where f is not SiLU, g, u and f(g) are rounded as in a dense layer.
+f as in common/activations.py. With a bias, and where f is not SiLU, g, u and f(g) are rounded as in a dense layer, and
+so is u without a gate, where a_p = round(f(u_p)).
 Launches: the alignment of `_moe_align` (one up to 512 pairs, three beyond, none for very few), then gate and up with f
 in the epilogue, down, and the sum (`_moe_kernels`). Grids are upper bounds that depend on shapes only: nothing
 waits for the device, and a CUDA graph captured for a T can be replayed for any routing. No float is added atomically.
@@ -131,14 +132,15 @@ def _check(
 ) -> None:
     """`dtype`: of the weights."""
     check_float("x", x)
-    if x.dim() != 2 or experts.dim() != 2 or w_gate_up.dim() != 3 or w_gate_up.shape[1] % 2:
+    if x.dim() != 2 or experts.dim() != 2 or w_gate_up.dim() != 3 or w_down.dim() != 3:
         raise ValueError(
             "x must be (num_tokens, hidden_size), experts (num_tokens, top_k) and w_gate_up (num_experts, "
-            f"2 * intermediate_size, hidden_size), got {tuple(x.shape)}, {tuple(experts.shape)}, "
-            f"{tuple(w_gate_up.shape)}"
+            "2 * intermediate_size or intermediate_size, hidden_size), got "
+            f"{tuple(x.shape)}, {tuple(experts.shape)}, {tuple(w_gate_up.shape)}"
         )
     num_tokens, hidden_size = x.shape
-    num_experts, intermediate_size = w_gate_up.shape[0], w_gate_up.shape[1] // 2
+    num_experts, num_outputs, _ = w_gate_up.shape
+    intermediate_size = num_outputs if num_outputs == w_down.shape[2] else num_outputs // 2
     check_dtype("experts", experts, torch.int32)
     check_shape("experts", experts, (num_tokens, experts.shape[1]))
     check_dtype("weights", weights, torch.float32)
@@ -146,7 +148,7 @@ def _check(
     for name, tensor in (("experts", experts), ("weights", weights)):
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous, its strides are {tensor.stride()}")
-    check_shape("w_gate_up", w_gate_up, (num_experts, 2 * intermediate_size, hidden_size))
+    check_shape("w_gate_up", w_gate_up, (num_experts, num_outputs, hidden_size))
     check_shape("w_down", w_down, (num_experts, hidden_size, intermediate_size))
     for name, tensor in (("x", x), ("w_gate_up", w_gate_up), ("w_down", w_down)):
         check_dtype(name, tensor, x.dtype if name == "x" else dtype)
@@ -227,7 +229,7 @@ def fused_moe(
     num_tokens, hidden_size = x.shape
     top_k, num_pairs = experts.shape[1], experts.numel()
     num_experts, _, intermediate_size = w_down.shape
-    _check_bias("gate_up_bias", gate_up_bias, (num_experts, 2 * intermediate_size), x.dtype)
+    _check_bias("gate_up_bias", gate_up_bias, (num_experts, w_gate_up.shape[1]), x.dtype)
     _check_bias("down_bias", down_bias, (num_experts, hidden_size), x.dtype)
     if out is None:
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -261,8 +263,8 @@ def fused_moe(
     moe_gate_up_kernel[(bound * cdiv(intermediate_size, config["BLOCK_I"]),)](
         rows, w_gate_up, gate_up_bias, act, experts, *places, *sizes,
         rows.stride(0), w_gate_up.stride(0), w_gate_up.stride(1), row_scales, *gate_up_scales,
-        TOP_K=top_k, ACTIVATION=activation.value, BLOCK_N=config["BLOCK_I"], EVEN_K=hidden_size % block_k == 0,
-        **shared,
+        TOP_K=top_k, GATED=w_gate_up.shape[1] > intermediate_size, ACTIVATION=activation.value,
+        BLOCK_N=config["BLOCK_I"], EVEN_K=hidden_size % block_k == 0, **shared,
     )  # fmt: skip
     # Places that no pair has taken are quantised as they are, and not read.
     rows, row_scales = quantize_per_token(act, group_size=BLOCK_INPUTS) if quantizes else (act, None)
