@@ -65,6 +65,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {"attention_bias": FLAGS, "mlp_bias": FLAGS, "hidden_act": ("silu", "gelu", "relu2")},
     "MistralForCausalLM": {"sliding_window": (None, *WINDOWS)},
     "MixtralForCausalLM": {**EXPERTS, "sliding_window": (None, *WINDOWS), "num_local_experts": (3, 5, 8)},
+    "MiniMaxM2ForCausalLM": {**EXPERTS, "num_local_experts": (3, 6), "partial_rotary_factor": PARTIAL},
     "Qwen2ForCausalLM": {**SOME_WINDOWS, "use_sliding_window": FLAGS},
     "Qwen3ForCausalLM": {**SOME_WINDOWS, "use_sliding_window": FLAGS, "attention_bias": FLAGS},
     "Qwen3MoeForCausalLM": {
@@ -151,6 +152,20 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
         "rope_interleave": FLAGS,
         "mlp_layer_types": ("dense", "sparse"),
     },
+    "KimiLinearForCausalLM": {
+        **{
+            key: choices for key, choices in LATENTS.items() if key not in ("n_routed_experts", "first_k_dense_replace")
+        },
+        "num_local_experts": (8, 16),
+        "n_group": (1, 2),
+        "topk_group": (1,),
+        "norm_topk_prob": FLAGS,
+        "layer_types": ("full_attention", "linear_attention", "linear_attention"),
+        "mlp_layer_types": ("dense", "sparse"),
+        "linear_num_heads": (2, 4),
+        "linear_head_dim": (8, 16, 32),
+        "linear_conv_kernel_dim": (2, 4),
+    },
     "Ernie4_5_MoeForCausalLM": {
         "moe_k": (1, 2, 3),
         "moe_num_experts": (3, 6),
@@ -178,6 +193,25 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
         "attn_layer_indices": ([0], [0, 1], [0, 2]),
         "attention_bias": FLAGS,
         "mlp_bias": FLAGS,
+    },
+    "FalconH1ForCausalLM": {
+        **{key: choices for key, choices in MAMBA.items() if key != "mamba_expand"},
+        "mamba_d_ssm": (32, 64),
+        "mamba_rms_norm": FLAGS,
+        "mamba_norm_before_gate": FLAGS,
+        "projectors_bias": FLAGS,
+        "attention_bias": FLAGS,
+        "mlp_bias": FLAGS,
+        "hidden_act": ("silu", "gelu_pytorch_tanh"),
+        "embedding_multiplier": (0.7, 3.0),
+        "lm_head_multiplier": (0.8,),
+        "key_multiplier": (0.4, 1.0),
+        "attention_in_multiplier": (1.0, 1.3),
+        "attention_out_multiplier": (0.6, 1.0),
+        "ssm_in_multiplier": (1.0, 1.3),
+        "ssm_out_multiplier": (0.6, 1.0),
+        "ssm_multipliers": (None, [0.4, 0.7, 1.4, 0.8, 1.2]),
+        "mlp_multipliers": (None, [0.7, 1.0], [1.0, 0.6]),
     },
     "NemotronHForCausalLM": {
         "layers_block_type": ("full_attention", "linear_attention", "mlp", "moe"),
@@ -256,22 +290,27 @@ NO_HEAD_DIM = {
     "GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM", "PhiForCausalLM", "StableLmForCausalLM",
     "CohereForCausalLM", "Olmo2ForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM", "GraniteForCausalLM",
     "Olmo3ForCausalLM", "Starcoder2ForCausalLM", "SmolLM3ForCausalLM", "Cohere2ForCausalLM",
+    "FalconH1ForCausalLM",
 }  # fmt: skip
 """Heads are as wide as makes them the hidden size together."""
 ONE_KV_HEAD_EACH = {"GPTNeoXForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM"}
-OF_LATENTS = {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"}
+OF_LATENTS = {"DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "KimiLinearForCausalLM"}
 OF_STATES = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
+    "linear_head_dim": 32,
+    "mamba_d_ssm": 64,
     "mamba_d_state": 16,
     "mamba_expand": 2,
     "mamba_head_dim": 16,
     "ssm_state_size": 16,
 }
 """Of what layers in C++ take multiples."""
+WITH_SCALED_GATES = {"FalconH1ForCausalLM"}
+"""C++ multiplies gates and ups in multiples."""
 OWN_ROTATION = {"Gemma3ForCausalLM", "Olmo3ForCausalLM"}
 """Rotary parameters differ between types of layers."""
-NOT_ROTATED = {"GPT2LMHeadModel", "OPTForCausalLM"}
+NOT_ROTATED = {"GPT2LMHeadModel", "OPTForCausalLM", "KimiLinearForCausalLM"}
 
 
 def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTrainedConfig:
@@ -285,7 +324,9 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
     values: dict[str, Any] = {
         "vocab_size": rng.randint(203, 260),
         "hidden_size": num_heads * head_dim if architecture in NO_HEAD_DIM else num_heads * width,
-        "intermediate_size": rng.choice((16, 36, 92)),
+        "intermediate_size": rng.choice(
+            (32, 64, 96) if is_wide and architecture in WITH_SCALED_GATES else (16, 36, 92)
+        ),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,

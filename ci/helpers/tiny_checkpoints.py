@@ -24,6 +24,7 @@ from transformers import (
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
@@ -36,9 +37,11 @@ from transformers import (
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     NemotronConfig,
@@ -199,6 +202,11 @@ LATENTS: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
 }
 """Of attention to latents, and experts behind the first layer."""
+KIMI_LINEAR = {
+    **{key: value for key, value in LATENTS.items() if key != "n_routed_experts"},
+    **{"num_local_experts": 8, "linear_num_heads": 4, "linear_head_dim": 16, "n_group": 2},
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 
 
 def _with_convolutions(**changes: Any) -> dict[str, Any]:
@@ -220,6 +228,14 @@ def _with_mamba(**changes: Any) -> dict[str, Any]:
 def _granite_hybrid(**changes: Any) -> PreTrainedConfig:
     scales = {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.15}
     return GraniteMoeHybridConfig(**_with_mamba(**scales, logits_scaling=1.7, **changes))
+
+
+def _falcon_h1(**changes: Any) -> PreTrainedConfig:
+    heads = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 8}
+    scales = {"embedding_multiplier": 3.0, "lm_head_multiplier": 0.8, "key_multiplier": 0.4, "ssm_in_multiplier": 1.3}
+    branches = {"attention_out_multiplier": 0.7, "ssm_out_multiplier": 0.6, "mlp_multipliers": [0.8, 0.6]}
+    sections = {"ssm_multipliers": [0.4, 0.7, 1.4, 0.8, 1.2]}
+    return FalconH1Config(**{**SIZES, **heads, **scales, **branches, **sections, **changes})
 
 
 def _nemotron_h(**changes: Any) -> PreTrainedConfig:
@@ -267,6 +283,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         norm_topk_prob=False, decoder_sparse_step=2, attention_bias=True, use_sliding_window=True, sliding_window=12
     ),
     "mixtral-window": _mixtral(sliding_window=11),
+    "minimax-m2": MiniMaxM2Config(
+        **{**SIZES, "head_dim": 16, "rope_parameters": _partial(0.5)}, num_local_experts=6, num_experts_per_tok=2
+    ),
     "qwen2-moe": _qwen2_moe(mlp_only_layers=[1]),
     "qwen2-moe-window": _qwen2_moe(
         norm_topk_prob=True, qkv_bias=False, decoder_sparse_step=2, use_sliding_window=True, sliding_window=9
@@ -283,6 +302,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **LATENTS, n_group=4, topk_group=2, rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}
     ),
     "glm4-moe-lite": Glm4MoeLiteConfig(**LATENTS, mlp_layer_types=["sparse", "dense", "sparse"], rope_interleave=False),
+    "kimi-linear": KimiLinearConfig(**KIMI_LINEAR),
     "ernie4.5-moe": _ernie4_5_moe(use_bias=False),
     "ernie4.5-moe-last": _ernie4_5_moe(moe_layer_start_index=0, moe_layer_interval=2, moe_num_shared_experts=0),
     "granite-moe": _granite_moe(attention_bias=True),
@@ -301,6 +321,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "bamba": BambaConfig(
         **{key: value for key, value in _with_mamba().items() if key != "layer_types"}, attn_layer_indices=[1]
     ),
+    "falcon-h1": _falcon_h1(),
     "phi3": _phi3(1.0),
     "phi3-partial-window": _phi3(0.5, sliding_window=10, tie_word_embeddings=True),
     "granite": _granite(),
@@ -380,6 +401,7 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "lfm2-wide": _lfm2(**WIDE),
     "granite-hybrid-wide": _granite_hybrid(**WIDE, num_local_experts=0),
     "nemotron-h-wide": _nemotron_h(**WIDE | {"head_dim": 32}),
+    "falcon-h1-wide": _falcon_h1(**WIDE, intermediate_size=96),
     "nemotron-3-wide": _nemotron_3(**WIDE | {"head_dim": 32}),
     "phi3-wide": _phi3(0.5, **WIDE),
     "granite-wide": _granite(**WIDE),
@@ -390,6 +412,7 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "deepseek-v3-wide": DeepseekV3Config(
         **LATENTS | WIDE | OF_WIDE_LATENTS, n_group=4, topk_group=2, rope_parameters={**YARN, "mscale_all_dim": 1.0}
     ),
+    "kimi-linear-wide": KimiLinearConfig(**KIMI_LINEAR | WIDE | OF_WIDE_LATENTS | {"linear_head_dim": 32}),
     "granite-moe-wide": _granite_moe(**WIDE),
     "gpt-oss-wide": GptOssConfig(**_alternating(**WIDE, head_dim=32, num_local_experts=5, num_experts_per_tok=2)),
     "gemma3-wide": Gemma3TextConfig(

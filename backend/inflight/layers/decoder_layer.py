@@ -3,9 +3,9 @@
     stream = stream + norm_after(part(norm(stream)))
 
 Most networks have two, attention and then a feed-forward, with a norm before each. Some have norms behind the parts
-too, or only there, and in some both branches read the same stream. The network normalises the stream for the first
-branch of a layer. The layer returns what its last branch computes and the stream separately, and the first norm of the
-next layer adds them: one operation reads both, adds and normalises.
+too, or only there, and in some there are branches beside each other, which read the same stream. The network normalises
+the stream for the first branch of a layer. The layer returns what its last branch computes and the stream separately,
+and the first norm of the next layer adds them: one operation reads both, adds and normalises.
 
 Legend: T tokens, D hidden size.
 """
@@ -31,6 +31,9 @@ class Branch:
     """Takes what `norm` gives; so does a part with a state, which stands in `stateful` instead."""
     stateful: StatefulPart[Any] | None = None
     norm_after: Norm[Tensor] | None = None
+    is_beside: bool = False
+    """Whether it reads the stream that the branch before it reads, and adds to what that one computes; else it reads
+    what those before it have added."""
 
     def __call__(self, normed_TD: Any, states: Iterator[LayerState], metadata: AttentionMetadata) -> Tensor:
         """`states`: the next is its own, if it has one."""
@@ -45,8 +48,6 @@ class Branch:
 @dataclass(slots=True, kw_only=True)
 class DecoderLayer:
     branches: Sequence[Branch]
-    is_parallel: bool = False
-    """Whether all read the stream that the layer begins with; else each one reads what those before it have added."""
 
     @property
     def norm(self) -> Norm[Any]:
@@ -64,13 +65,14 @@ class DecoderLayer:
         """(output of this layer, residual to add it to) for the residual stream and what `norm` makes of it. Takes as
         many `states` as it has `state_specs`."""
         first, *others = self.branches
-        output_TD = first(normed_TD, states, metadata)
+        norm, output_TD = first.norm, first(normed_TD, states, metadata)
         for branch in others:
-            if self.is_parallel:
+            if branch.is_beside:
                 # Those that share a norm read the same.
-                own_TD = normed_TD if branch.norm is first.norm else branch.norm(stream_TD, metadata)
+                own_TD = normed_TD if branch.norm is norm else branch.norm(stream_TD, metadata)
                 output_TD = output_TD + branch(own_TD, states, metadata)
             else:
+                norm = branch.norm
                 normed_TD, stream_TD = branch.norm.add(output_TD, stream_TD, metadata)
                 output_TD = branch(normed_TD, states, metadata)
         return output_TD, stream_TD

@@ -36,7 +36,7 @@ def fuse_quantization(norm: RMSNorm, part: Part[Tensor]) -> tuple[Norm[Any], Par
     fused: Fp8Linear | Fp8GatedMLP | None = None
     if isinstance(part, ColumnParallelLinear):
         fused = _of_tokens_in_fp8(part)
-    elif isinstance(part, GatedMLP):
+    elif isinstance(part, GatedMLP) and part.gate_multiplier == 1.0:
         gate_up, down = _of_tokens_in_fp8(part.gate_up), _of_tokens_in_fp8(part.down)
         if gate_up is not None and down is not None:
             fused = Fp8GatedMLP(gate_up, down, part.down.group, part.activation)

@@ -1,4 +1,5 @@
-"""Mamba-2: a short convolution, the recurrence of a state space with one decay a head, and a norm with a gate.
+"""Mamba-2: a short convolution, the recurrence of a state space with one decay a head, and a gate, most often with a
+norm.
 
 Legend: T tokens, D hidden size, H heads, G groups of heads that share B and C, P elements of a head, N columns of its
 state (all of this rank), C channels of the convolution: x of H heads, B and C of G groups.
@@ -34,11 +35,17 @@ class Mamba:
     """float32, as the next two."""
     d_H: Tensor
     dt_bias_H: Tensor
-    norm_weight: Tensor
-    """(H * P,)"""
+    norm_weight: Tensor | None
+    """(H * P,); None = a gate without a norm."""
     norm_eps: float
     norm_group_size: int
     """Elements that are normalised together."""
+    gate_first: bool
+    """Whether the gate is before the norm."""
+    gate_multiplier: float
+    """Of gates."""
+    time_multiplier: float
+    """Of steps of time."""
     output: Part[Tensor]
     num_heads: int
     num_groups: int
@@ -72,7 +79,7 @@ class Mamba:
             xbc_TC[:, :size],
             xbc_TC[:, size : size + shared],
             xbc_TC[:, size + shared :],
-            mixed[:, steps_start:],
+            _times(mixed[:, steps_start:], self.time_multiplier),
             self.a_log_H,
             self.d_H,
             self.dt_bias_H,
@@ -80,12 +87,19 @@ class Mamba:
             metadata.sequences,
             self.time_limits,
         )
+        gates = _times(mixed[:, :size], self.gate_multiplier)
+        if self.norm_weight is None:
+            return self.output(inflight_kernels.activate(gates, Activation.SILU) * values, metadata)
         gated = inflight_kernels.gated_rms_norm(
             values,
-            mixed[:, :size],
+            gates,
             self.norm_weight,
             self.norm_eps,
             group_size=self.norm_group_size,
-            gate_first=True,
+            gate_first=self.gate_first,
         )
         return self.output(gated, metadata)
+
+
+def _times(x: Tensor, multiplier: float) -> Tensor:
+    return x if multiplier == 1.0 else x * multiplier

@@ -18,8 +18,14 @@ class GatedMLP:
     """The first half of the outputs is the gate, the second half is up."""
     down: RowParallelLinear
     activation: Activation = Activation.SILU
+    gate_multiplier: float = 1.0
+    """Of the gate."""
 
     def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
+        if self.gate_multiplier != 1.0:
+            gate_TI, up_TI = self.gate_up(hidden_TD, metadata).chunk(2, -1)
+            gate_TI = inflight_kernels.activate(gate_TI * self.gate_multiplier, self.activation)
+            return self.down(gate_TI * up_TI, metadata)
         return self.down(self.gate_up.gated(hidden_TD, metadata, self.activation), metadata)
 
 

@@ -1,4 +1,4 @@
-"""The interfaces of the parts that a network is composed of, and a part that scales another one's output.
+"""The interfaces of the parts that a network is composed of, and parts that scale another one's output or input.
 
 Legend: T tokens, X and Y features.
 """
@@ -51,6 +51,17 @@ class Scaled:
 
     def __call__(self, *inputs: Any) -> Tensor:
         return self.part(*inputs) * self.multiplier
+
+
+@dataclass(slots=True)
+class OfScaled:
+    """Another part's output of its input times a constant."""
+
+    part: Part[Any]
+    multiplier: float
+
+    def __call__(self, x_TX: Tensor, metadata: AttentionMetadata) -> Tensor:
+        return self.part(x_TX * self.multiplier, metadata)
 
 
 @dataclass(slots=True)

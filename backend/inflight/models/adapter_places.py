@@ -73,7 +73,7 @@ class AdapterPlaces:
         """Note TensorRT-LLM's numbers of a layer's modules. A mixture of experts has none, nor has what stands in place
         of attention."""
         numbers: dict[int, str] = {}
-        if family.mixes(layer) and family.mixer_of(layer) is None:
+        if family.attends(layer):
             numbers[OUTPUT] = family.attention.output.name
             if family.attention.latents is None:
                 qkv = tuple(dict.fromkeys(family.attention.qkv.names))

@@ -93,8 +93,10 @@ class Checkpoint:
         starts: tuple[int, ...] = (0,),
         dtypes: tuple[str, ...] = FLOAT_DTYPES,
         added: float = 0.0,
+        times: float = 1.0,
     ) -> None:
-        """Copy a block of tensor `name` into `target`, converting its dtype; `added` to all its values.
+        """Copy a block of tensor `name` into `target`, converting its dtype; `added` to all its values, or each `times`
+        a number.
 
         `shape` and `dtypes` are the whole tensor's expected shape and possible dtypes, and are checked. The block has
         the shape of `target` and begins at `starts` in the first dimensions, at 0 in the others. It may extend beyond
@@ -119,6 +121,8 @@ class Checkpoint:
         place = target[tuple(slice(found.stop - found.start) for found in index)]
         if added:
             values = values.to(target.dtype) + added
+        if times != 1.0:
+            values = values.to(target.dtype) * times
         if place.device.type == "cuda":
             self._upload = self._upload or Upload(place.device)
             if place.dim() > 1 and not place.is_contiguous() and place.mT.is_contiguous():

@@ -213,8 +213,12 @@ def _rotary_dim(path: Path, family: Family, values: Mapping[str, Any], head_dim:
         raise NotNative(f"{path}: partial_rotary_factor other than 1 is not supported for this architecture")
     if family.attention.latents is not None:
         return family.attention.latents.sizes.rotated
-    rotary_dim = int(head_dim * factor)
+    rotary_dim = family.rotary_dim or int(head_dim * factor)
     if rotary_dim % 2 or not 4 <= rotary_dim <= head_dim:
+        if family.rotary_dim is not None:
+            raise ConfigurationError(
+                f"{path}: rotary_dim must be an even number from 4 to {head_dim}, got {rotary_dim}"
+            )
         raise ConfigurationError(
             f"{path}: partial_rotary_factor {factor} must leave an even number, from 4 to {head_dim}, of each head's "
             f"elements to rotate, not {rotary_dim}"

@@ -175,6 +175,17 @@ class ConfigValues:
         value = self._checked(key, _positive())
         return 1.0 if value is None else float(value)
 
+    def scales(self, key: str, count: int) -> list[float]:
+        """So many positive factors; all 1 if the key is missing or null."""
+        values = self.values.get(key)
+        if values is None:
+            return [1.0] * count
+        if not isinstance(values, list) or len(values) != count:
+            raise self.fault(f"{key} must be {count} numbers, got {reprlib.repr(values)}")
+        for value in values:
+            _check(self.path, "", {key: _positive()}, {key: value})
+        return [float(value) for value in values]
+
     def eps(self, key: str) -> float:
         """What a norm adds to the mean square."""
         value = self._checked(key, RULES["rms_norm_eps"])

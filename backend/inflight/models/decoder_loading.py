@@ -20,7 +20,7 @@ from inflight.layers.gated_delta_net import GatedDeltaNet
 from inflight.layers.mamba import Mamba
 from inflight.layers.mlp import MLP, GatedMLP
 from inflight.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
-from inflight.layers.part import Part, Scaled, SoftCapped
+from inflight.layers.part import OfScaled, Part, Scaled, SoftCapped
 from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.layers.self_attention import SelfAttention
 from inflight.layers.short_conv import ShortConv
@@ -29,7 +29,15 @@ from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.delta_net_weights import load_delta_net
 from inflight.models.expert_weights import load_mixture
-from inflight.models.family import DeltaNetTensors, Family, MambaTensors, MixerTensors, NotSplit, without_first_name
+from inflight.models.family import (
+    DeltaNetTensors,
+    Family,
+    MambaTensors,
+    MixerTensors,
+    MLPTensors,
+    NotSplit,
+    without_first_name,
+)
 from inflight.models.latent_weights import load_latent_attention
 from inflight.models.mamba_weights import load_mamba
 from inflight.models.short_conv_weights import load_short_conv
@@ -87,7 +95,9 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
     unread = tuple(f"{family.layers}.{number}." for number in extra_layers) + family.unread
     loader.checkpoint.refuse_leftovers(ignored, unread + (config.text_part.others if config.text_part else ()))
     head = VocabularyParallelHead(weight, config.vocab_size, loader.group, loader.deterministic, bias_U)
-    embedding.factor = torch.tensor(family.token_multiplier, dtype=loader.dtype).item()
+    embedding.factor = family.token_multiplier
+    if family.rounds_token_multiplier:
+        embedding.factor = torch.tensor(family.token_multiplier, dtype=loader.dtype).item()
     embedding_part: Part[Tensor] = _scaled(embedding, family.embedding_multiplier)
     if positions_SD is not None:
         embedding_part = PositionedEmbedding(embedding_part, positions_SD)
@@ -171,16 +181,14 @@ def _load_layer(
     family, branches = config.family, list[Branch]()
     if loader.adapters is not None:
         loader.adapters.number(family, number)
-    if family.mixes(number):
-        mixer = family.mixer_of(number)
-        branches.append(
-            _load_attention(config, loader, features, tables[config.ropes[number]], number)
-            if mixer is None
-            else _load_mixer(config, loader, mixer, number)
-        )
+    mixer = family.mixer_of(number) if family.mixes(number) else None
+    if mixer is not None:
+        branches.append(_load_mixer(config, loader, mixer, number))
+    if family.attends(number):
+        branches.append(_load_attention(config, loader, features, tables[config.ropes[number]], number, branches))
     if family.feeds_forward(number):
         branches.append(_load_feed_forward(config, loader, number, branches))
-    return DecoderLayer(branches=branches, is_parallel=family.is_parallel)
+    return DecoderLayer(branches=branches)
 
 
 def _load_mixer(config: ModelConfig, loader: WeightLoader, tensors: MixerTensors, number: int) -> Branch:
@@ -191,6 +199,7 @@ def _load_mixer(config: ModelConfig, loader: WeightLoader, tensors: MixerTensors
         mixer = load_delta_net(loader, tensors, prefix, config.hidden_size)
     elif isinstance(tensors, MambaTensors):
         mixer = load_mamba(loader, tensors, prefix, config.hidden_size)
+        mixer.output = _scaled(mixer.output, tensors.output_multiplier)
     else:
         mixer = load_short_conv(loader, tensors, prefix, config.hidden_size)
     mixer.output = _scaled(mixer.output, family.residual_multiplier)
@@ -198,8 +207,14 @@ def _load_mixer(config: ModelConfig, loader: WeightLoader, tensors: MixerTensors
 
 
 def _load_attention(
-    config: ModelConfig, loader: WeightLoader, features: RankFeatures, cos_sin: Tensor, number: int
+    config: ModelConfig,
+    loader: WeightLoader,
+    features: RankFeatures,
+    cos_sin: Tensor,
+    number: int,
+    before: Sequence[Branch],
 ) -> Branch:
+    """`before`: the mixer that the layer has beside it, whose norm is that of both."""
     family, hidden_size = config.family, config.hidden_size
     tensors, prefix = family.attention, f"{family.layers}.{number}."
     if tensors.latents is not None:
@@ -213,11 +228,14 @@ def _load_attention(
     gates = (features.queries,) if tensors.is_gated else ()
     qkv_sections = (features.queries, *gates, features.keys_or_values, features.keys_or_values)
     scales = loader.cache_scales(f"{prefix}{tensors.module}")
-    norm, qkv = _fused(
-        family,
-        loader.norm(tensors.norm, prefix, hidden_size, family.norms),
-        loader.by_outputs(tensors.qkv, prefix, qkv_sections, hidden_size),
-    )
+    qkv: Part[Tensor] = loader.by_outputs(tensors.qkv, prefix, qkv_sections, hidden_size)
+    if tensors.input_multiplier != 1.0:
+        qkv = OfScaled(qkv, tensors.input_multiplier)
+    norm: Norm[Any]
+    if before:
+        norm = before[0].norm
+    else:
+        norm, qkv = _fused(family, loader.norm(tensors.norm, prefix, hidden_size, family.norms), qkv)
     output = loader.by_inputs(tensors.output, prefix, hidden_size, features.queries)
     attention = Attention(
         num_heads=features.num_heads,
@@ -241,8 +259,13 @@ def _load_attention(
     )
     return Branch(
         norm=norm,
-        stateful=SelfAttention(qkv=qkv, attention=attention, output=_scaled(output, family.residual_multiplier)),
+        stateful=SelfAttention(
+            qkv=qkv,
+            attention=attention,
+            output=_scaled(output, family.residual_multiplier * tensors.output_multiplier),
+        ),
         norm_after=_norm_after(config, loader, tensors.norm_after, prefix),
+        is_beside=bool(before),
     )
 
 
@@ -283,8 +306,9 @@ def _load_feed_forward(config: ModelConfig, loader: WeightLoader, number: int, b
         norm, part = _fused(family, loader.norm(mlp.norm, prefix, config.hidden_size, family.norms), part)
     return Branch(
         norm=norm,
-        part=_scaled(part, family.residual_multiplier),
+        part=_scaled(part, family.residual_multiplier * mlp.output_multiplier),
         norm_after=_norm_after(config, loader, mlp.norm_after, prefix),
+        is_beside=family.is_parallel,
     )
 
 
@@ -292,11 +316,24 @@ def _load_mlp(config: ModelConfig, loader: WeightLoader, number: int, prefix: st
     mlp, experts = config.family.mlp, config.family.experts
     if experts is not None and number in experts.layers:
         return load_mixture(loader, experts, prefix, config.hidden_size)
+    if mlp.respelt is not None:
+        mlp = _spelt_as_in(loader, prefix, mlp, *mlp.respelt)
     intermediate = loader.even_section("intermediate_size", config.intermediate_size)
     sections = (intermediate, intermediate) if mlp.is_gated else (intermediate,)
     wide = loader.by_outputs(mlp.gate_up, prefix, sections, config.hidden_size)
     down = loader.by_inputs(mlp.down, prefix, config.hidden_size, intermediate)
-    return GatedMLP(wide, down, mlp.activation) if mlp.is_gated else MLP(wide, down, mlp.activation)
+    if mlp.is_gated:
+        return GatedMLP(wide, down, mlp.activation, mlp.gate_multiplier)
+    return MLP(wide, down, mlp.activation)
+
+
+def _spelt_as_in(loader: WeightLoader, prefix: str, mlp: MLPTensors, own: str, other: str) -> MLPTensors:
+    """With the names that the checkpoint has; see `MLPTensors.respelt`."""
+    down = replace(mlp.down, name=mlp.down.name.replace(own, other, 1))
+    if f"{prefix}{down.name}.weight" not in loader.checkpoint:
+        return mlp
+    names = tuple(name.replace(own, other, 1) for name in mlp.gate_up.names)
+    return replace(mlp, gate_up=replace(mlp.gate_up, names=names), down=down)
 
 
 def _scaled(part: Part[Any], multiplier: float) -> Part[Any]:

@@ -14,6 +14,7 @@ from typing import Literal
 from inflight.models.config_file import ConfigValues
 from inflight_kernels import Activation
 from inflight_kernels.moe.routing import Routing
+from inflight_kernels.recurrent.gate import Gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,9 @@ class AttentionTensors:
     """A logit for each head in the softmax of its scores, which has no value. This is a tensor's whole name."""
     soft_cap: float = 0.0
     """Most that a score can be, approached by tanh; 0 = any."""
+    input_multiplier: float = 1.0
+    """Of what the branch reads."""
+    output_multiplier: float = 1.0
 
     @property
     def module(self) -> str:
@@ -165,26 +169,44 @@ class AttentionTensors:
 class ConvTensors:
     """A short convolution of each channel: (C, 1, size), and with a `bias` (C,)."""
 
-    name: str
+    names: tuple[str, ...]
+    """Of the tensor of each section of channels, or the only one of all."""
     size: int
     """Tokens that it is over."""
     bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NarrowGates:
+    """What gates and decays are made of: `size` features each, which every rank has."""
+
+    size: int
+    gates: SplitByOutputs
+    decays: SplitByOutputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetTensors:
-    """A Gated DeltaNet in place of attention. Names of its numbers a head are whole."""
+    """A Gated DeltaNet, or Kimi Delta Attention, in place of attention. Names of its numbers a head are whole."""
 
     layers: frozenset[int]
     """Numbers of the layers that have it, as of the other mixers."""
     inputs: SplitByOutputs
-    """Sections: queries, keys, values, gates, betas, decays."""
+    """Sections: queries, keys, values, gates, or what those are made of, betas, decays, or what those are made of."""
+    narrow: NarrowGates | None = None
+    """Then each row of a head's state decays by itself."""
     conv: ConvTensors
     activation: Activation
     """Of the convolution."""
     a_log: str
+    ones_of_a_log: tuple[int, int] = (0, 0)
+    """Its dimensions of 1 before that of heads, and behind it."""
     dt_bias: str
+    gate: Gate = Gate.SILU
+    """What is made of gates."""
     head_norm: NotSplit
+    norm_rounds_once: bool = False
+    """As of NormStyle."""
     norm_eps: float
     output: SplitByInputs
     num_key_heads: int
@@ -206,6 +228,18 @@ class ShortConvTensors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MambaMultipliers:
+    """Constants that Mamba-2 multiplies what it reads with, and each section of its inputs."""
+
+    input: float = 1.0
+    gate: float = 1.0
+    x: float = 1.0
+    b: float = 1.0
+    c: float = 1.0
+    time: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MambaTensors:
     """Mamba-2 in place of attention. Names of its numbers a head are whole."""
 
@@ -218,12 +252,16 @@ class MambaTensors:
     a_log: str
     d: str
     dt_bias: str
-    norm: NotSplit
-    """Of what the heads compute, behind the gate."""
+    norm: NotSplit | None
+    """Of what the heads compute; None = they have a gate alone."""
     norm_eps: float
     num_norm_groups: int = 1
     """Groups of elements that are normalised by themselves."""
+    gate_first: bool = True
+    """Whether the norm is behind the gate."""
+    multipliers: MambaMultipliers = MambaMultipliers()
     output: SplitByInputs
+    output_multiplier: float = 1.0
     num_heads: int
     num_groups: int
     """Of heads that share B and C."""
@@ -252,6 +290,10 @@ class MLPTensors:
     """Features of a section; None = as config.json says under that name."""
     norm_after: NotSplit | None = None
     activation: Activation = Activation.SILU
+    gate_multiplier: float = 1.0
+    output_multiplier: float = 1.0
+    respelt: tuple[str, str] | None = None
+    """What the names begin with, and what they begin with instead in checkpoints that transformers has saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,6 +404,8 @@ class Family:
     """Whether both branches of a layer read the same stream."""
     mixers: tuple[MixerTensors, ...] = ()
     """Of layers without attention."""
+    attends_beside_mixers: bool = False
+    """Whether layers with a mixer attend too, beside it: both read what the norm before attention gives."""
     mixing_layers: frozenset[int] | None = None
     """Numbers of the layers that attend, or have such a mixer; None = all."""
     feed_forward_layers: frozenset[int] | None = None
@@ -378,10 +422,14 @@ class Family:
     """Layers whose queries and keys are rotated by their positions: all, those with a window, or of these numbers."""
     partial_rotary: bool = False
     """Whether `partial_rotary_factor` is honoured: the first part of each head is rotated, the rest is not."""
+    rotary_dim: int | None = None
+    """Elements of each head that are rotated; None = as that factor says."""
     embedding_multiplier: float = 1.0
     """Of what the first layer reads: embeddings of tokens, and those that requests bring."""
     token_multiplier: float = 1.0
-    """Of embeddings of tokens alone, rounded to the type of the activations."""
+    """Of embeddings of tokens alone."""
+    rounds_token_multiplier: bool = True
+    """Whether it is rounded to the type of the activations."""
     residual_multiplier: float = 1.0
     """Of both branches' outputs before they are added to the residual stream."""
     logits_multiplier: float = 1.0
@@ -389,8 +437,11 @@ class Family:
     """Most that a logit can be, approached by tanh; 0 = any."""
 
     def mixer_of(self, layer: int) -> MixerTensors | None:
-        """None = it attends, if it mixes tokens at all."""
+        """None = it attends alone, if it mixes tokens at all."""
         return next((mixer for mixer in self.mixers if layer in mixer.layers), None)
+
+    def attends(self, layer: int) -> bool:
+        return self.mixes(layer) and (self.attends_beside_mixers or self.mixer_of(layer) is None)
 
     def mixes(self, layer: int) -> bool:
         return self.mixing_layers is None or layer in self.mixing_layers

@@ -56,15 +56,16 @@ class GgufCheckpoint(Checkpoint):
         starts: tuple[int, ...] = (0,),
         dtypes: tuple[str, ...] = FLOAT_DTYPES,
         added: float = 0.0,
+        times: float = 1.0,
     ) -> None:
         """See Checkpoint. Numbers are made of quantised weights a few rows at a time."""
         num_rows = max(DENSE_BYTES // (4 * max(target[:1].numel(), 1)), 1)
         if len(shape) == 1 or len(target) <= num_rows:
-            super().copy_into(target, name, shape, starts, dtypes, added)
+            super().copy_into(target, name, shape, starts, dtypes, added, times)
             return
         for first in range(0, len(target), num_rows):
             part = target[first : first + num_rows]
-            super().copy_into(part, name, shape, (starts[0] + first, *starts[1:]), dtypes, added)
+            super().copy_into(part, name, shape, (starts[0] + first, *starts[1:]), dtypes, added, times)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> GgufTensor:
         """Tensor `name`, which must have this shape, whatever its type."""

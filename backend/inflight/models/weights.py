@@ -161,10 +161,13 @@ class WeightLoader:
         assert isinstance(weight, DenseWeight)
         return weight.values_OI
 
-    def of_heads(self, name: str, heads: Section) -> Tensor:
-        """float32, a number of each of this rank's heads, from the tensor `name`."""
+    def of_heads(self, name: str, heads: Section, ones: tuple[int, int] = (0, 0)) -> Tensor:
+        """float32, a number of each of this rank's heads, from the tensor `name`, which has so many dimensions of 1
+        before that of heads, and behind it."""
         values_H = self.empty(heads.size, dtype=torch.float32)
-        self.checkpoint.copy_into(values_H, name, (heads.num_features,), (heads.start,))
+        before, behind = ((1,) * count for count in ones)
+        shape, starts = (*before, heads.num_features, *behind), (*(0,) * len(before), heads.start)
+        self.checkpoint.copy_into(values_H.view(*before, -1, *behind), name, shape, starts)
         return values_H
 
     @property
@@ -185,16 +188,31 @@ class WeightLoader:
         self.checkpoint.copy_into(values, name, (size,), added=added)
         return values
 
-    def stacked_rows(self, name: str, sections: Sequence[Section], shape: tuple[int, ...] = ()) -> Tensor:
-        """This rank's rows of each section, which stand one behind the other in the tensor `name`; each is of `shape`,
-        and flat here, or a number."""
-        whole = (sum(section.num_features for section in sections), *shape)
-        self.checkpoint.check(name, whole)
-        rows = self.empty(sum(section.size for section in sections), *shape)
-        first = before = 0
-        for section in sections:
-            self.checkpoint.copy_into(rows[before : before + section.size], name, whole, (first + section.start,))
-            first, before = first + section.num_features, before + section.size
+    def stacked_rows(
+        self,
+        names: str | Sequence[str],
+        sections: Sequence[Section],
+        shape: tuple[int, ...] = (),
+        multipliers: Sequence[float] = (),
+    ) -> Tensor:
+        """This rank's rows of each section, which stand one behind the other in one tensor, or have each its own; each
+        is of `shape`, and flat here, or a number. `multipliers`: of each section; with any other than 1 rows are
+        float32."""
+        names = (names,) * len(sections) if isinstance(names, str) else names
+        sizes: dict[str, int] = {}
+        for name, section in zip(names, sections, strict=True):
+            sizes[name] = sizes.get(name, 0) + section.num_features
+        for name, size in sizes.items():
+            self.checkpoint.check(name, (size, *shape))
+        multipliers = multipliers or (1.0,) * len(sections)
+        dtype = None if set(multipliers) == {1.0} else torch.float32
+        rows = self.empty(sum(section.size for section in sections), *shape, dtype=dtype)
+        before, firsts = 0, dict.fromkeys(sizes, 0)
+        for name, section, multiplier in zip(names, sections, multipliers, strict=True):
+            own, starts = rows[before : before + section.size], (firsts[name] + section.start,)
+            self.checkpoint.copy_into(own, name, (sizes[name], *shape), starts, times=multiplier)
+            before += section.size
+            firsts[name] += section.num_features
         return rows.flatten(1) if shape else rows
 
     def by_vocabulary(

@@ -40,7 +40,7 @@ CPU = torch.device("cpu")
 NUM_POSITIONS = 65
 TURNED_ON_THE_DEVICE = {"gpt-oss", *(name for name, config in CONFIGS.items() if hasattr(config, "kv_lora_rank"))}
 """Experts, and heads of latents, whose matrices the device transposes, which computes nothing here."""
-ON_ONE_RANK = ("olmo", "granite-hybrid", "bamba")
+ON_ONE_RANK = ("olmo", "granite-hybrid", "bamba", "minimax-m2")
 """Beginnings of the names of those that are not split."""
 
 

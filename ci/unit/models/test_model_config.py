@@ -49,6 +49,17 @@ def test_sizes(tmp_path: Path) -> None:
     assert not config.tie_word_embeddings
 
 
+def test_rotated_elements_of_a_head(tmp_path: Path) -> None:
+    """As MiniMax-M2's published code reads them, where transformers reads the factor alone."""
+    whole = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    assert ModelConfig.load(write(tmp_path, "minimax-m2")).rotary_dim == 8
+    assert ModelConfig.load(write(tmp_path, "minimax-m2", **whole)).rotary_dim == 16
+    assert ModelConfig.load(write(tmp_path, "minimax-m2", **whole, rotary_dim=4)).rotary_dim == 4
+    assert refusal(write(tmp_path, "minimax-m2", rotary_dim=18)) == (
+        ": rotary_dim must be an even number from 4 to 16, got 18"
+    )
+
+
 def test_limits_of_time(tmp_path: Path) -> None:
     (mamba,) = ModelConfig.load(write(tmp_path, "bamba", time_step_limit=[0.1, 0.5])).family.mixers
     assert isinstance(mamba, MambaTensors) and mamba.time_limits == (0.1, 0.5)

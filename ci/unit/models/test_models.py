@@ -193,7 +193,7 @@ def test_sharded_checkpoint(tmp_path: Path, device: str, name: str) -> None:
     runner.close()
 
 
-@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window", "qwen2-moe", "glm4-moe", "granite-moe"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window", "minimax-m2", "qwen2-moe", "glm4-moe", "granite-moe"])
 def test_experts_in_stacked_tensors(tmp_path: Path, device: str, name: str) -> None:
     """As transformers stores them on request."""
     checkpoint = make_checkpoint(tmp_path, name, save_original_format=False)

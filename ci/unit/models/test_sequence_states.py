@@ -27,7 +27,7 @@ from inflight.speculative_decoding import ExternalDraftTokensConfig
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("qwen3_5-wide", "lfm2-wide", "granite-hybrid-wide", "nemotron-h-wide")
+NAMES = ("qwen3_5-wide", "lfm2-wide", "granite-hybrid-wide", "nemotron-h-wide", "falcon-h1-wide", "kimi-linear-wide")
 LENGTHS = (1, 8, 9, 21, 30)
 """Of prompts, over blocks of 4 tokens."""
 NUM_TOKENS = 20

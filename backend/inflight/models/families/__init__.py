@@ -10,6 +10,7 @@ from inflight.models.families import (
     ernie4_5,
     ernie4_5_moe,
     exaone4,
+    falcon_h1,
     gemma2,
     gemma3,
     glm4,
@@ -21,8 +22,10 @@ from inflight.models.families import (
     granite,
     granitemoe,
     granitemoehybrid,
+    kimi_linear,
     lfm2,
     llama,
+    minimax_m2,
     mistral,
     mixtral,
     nemotron,
@@ -90,5 +93,8 @@ FAMILIES: dict[str, DescribeFamily] = {
     "GraniteMoeHybridForCausalLM": granitemoehybrid.describe,
     "BambaForCausalLM": bamba.describe,
     "NemotronHForCausalLM": nemotron_h.describe,
+    "FalconH1ForCausalLM": falcon_h1.describe,
+    "KimiLinearForCausalLM": kimi_linear.describe,
+    "MiniMaxM2ForCausalLM": minimax_m2.describe,
 }
 """The first entry of `architectures` in config.json -> its family."""

@@ -67,7 +67,7 @@ def _of_feed_forwards(config: ConfigValues, intermediate_size: int) -> Family:
     convolutions = ShortConvTensors(
         layers=frozenset(layer for layer, kind in enumerate(config.texts("layer_types")) if kind == CONVOLUTION),
         inputs=SplitByOutputs(("conv.in_proj",), bias=bias),
-        conv=ConvTensors("conv.conv", config.whole("conv_L_cache"), bias=bias),
+        conv=ConvTensors(("conv.conv",), config.whole("conv_L_cache"), bias=bias),
         output=SplitByInputs("conv.out_proj", bias=bias),
     )
     family = with_llamas_tensors(config, norms=NormStyle(eps=config.eps("norm_eps")))

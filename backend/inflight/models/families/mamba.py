@@ -19,7 +19,7 @@ def mamba_of_layers(config: ConfigValues, layers: frozenset[int]) -> MambaTensor
     return MambaTensors(
         layers=layers,
         inputs=SplitByOutputs(("mamba.in_proj",), bias=bias),
-        conv=ConvTensors("mamba.conv1d", config.whole("mamba_d_conv"), bias=config.flag("mamba_conv_bias")),
+        conv=ConvTensors(("mamba.conv1d",), config.whole("mamba_d_conv"), bias=config.flag("mamba_conv_bias")),
         activation=config.activation("hidden_act"),
         a_log="mamba.A_log",
         d="mamba.D",

@@ -12,6 +12,11 @@ from inflight_kernels.moe.routing import Routing
 
 def describe(config: ConfigValues) -> Family:
     """See Family."""
+    return with_experts(config, mistral.describe(config))
+
+
+def with_experts(config: ConfigValues, family: Family) -> Family:
+    """The same with experts under Mixtral's names in each layer."""
     experts = ExpertTensors(
         layers=frozenset(range(config.whole("num_hidden_layers"))),
         num_experts=config.whole("num_local_experts"),
@@ -24,4 +29,4 @@ def describe(config: ConfigValues) -> Family:
         up="w3",
         down="w2",
     )
-    return replace(mistral.describe(config), experts=experts)
+    return replace(family, experts=experts)

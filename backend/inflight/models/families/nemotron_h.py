@@ -109,7 +109,7 @@ def _mamba(config: ConfigValues, layers: frozenset[int]) -> MambaTensors:
     return MambaTensors(
         layers=layers,
         inputs=SplitByOutputs(("mixer.in_proj",), bias=bias),
-        conv=ConvTensors("mixer.conv1d", config.whole("conv_kernel"), bias=config.flag("use_conv_bias")),
+        conv=ConvTensors(("mixer.conv1d",), config.whole("conv_kernel"), bias=config.flag("use_conv_bias")),
         activation=config.activation("mamba_hidden_act"),
         a_log="mixer.A_log",
         d="mixer.D",

@@ -60,7 +60,7 @@ def with_delta_nets(config: ConfigValues, inputs: SplitByOutputs) -> Family:
     delta_net = DeltaNetTensors(
         layers=frozenset(layer for layer, kind in enumerate(config.texts("layer_types")) if kind == LINEAR),
         inputs=inputs,
-        conv=ConvTensors("linear_attn.conv1d", config.whole("linear_conv_kernel_dim")),
+        conv=ConvTensors(("linear_attn.conv1d",), config.whole("linear_conv_kernel_dim")),
         activation=config.activation("hidden_act"),
         a_log="linear_attn.A_log",
         dt_bias="linear_attn.dt_bias",
