@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from compiled_network import HAS_AMX, IN_ORDER_OF_FMA, INSTRUCTIONS, Network, force, needs_compiler
+from kept_libraries import copy_libraries
 from tiny_checkpoints import make_checkpoint
 from torch import Tensor
 
@@ -30,14 +31,19 @@ from inflight_kernels.cpu import (
     record,
     variants_here,
 )
-from inflight_kernels.cpu.variants import AVX2, AVX512_BF16
+from inflight_kernels.cpu.variants import AVX2, AVX512_BF16, DTYPES
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """In which nothing was measured yet."""
     folder = tmp_path_factory.mktemp("libraries")
+    forced = {(variant, dtype) for dtype, variant, _ in IN_ORDER_OF_FMA}
+    best = {(variant, dtype) for variant in variants_here()[:1] for dtype in DTYPES}
+    in_order_of_tiles = {(variant, torch.bfloat16) for variant in variants_here()}
+    copy_libraries(folder, forced | best | in_order_of_tiles)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("INFLIGHT_CACHE_DIR", str(folder))
         patch.delenv(instructions.VARIABLE, raising=False)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kept_libraries import copy_libraries
 
 from inflight.errors import ConfigurationError
 from inflight.models import hf_config
@@ -27,6 +28,12 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_s
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache" / "configs"
+
+
+@pytest.fixture
+def libraries(tmp_path: Path) -> None:
+    """Of the cache. Nothing is compiled for it."""
+    copy_libraries(tmp_path / "cache")
 
 
 def write(folder: Path, **changes: Any) -> Path:
@@ -93,7 +100,7 @@ def test_what_transformers_refuses_is_not_kept(cache: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_second_start_imports_neither_transformers_nor_a_compiler_of_torch(cache: Path) -> None:
+def test_a_second_start_imports_neither_transformers_nor_a_compiler_of_torch(libraries: None, cache: Path) -> None:
     program = (
         "import os, sys\n"
         "from inflight.config import EngineConfig\n"

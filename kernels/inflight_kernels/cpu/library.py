@@ -3,13 +3,16 @@ kept on disk, unless a wheel has brought it.
 
 The cache is one private folder of files named after all that went into them (sources, options, compiler), so that a
 file is either right or not found; each ends with a digest of itself, so that one that is damaged is made anew and never
-loaded. There also lies which instructions are fastest here. A wheel's libraries (prebuilt.py) lie beside this module,
-where nothing is ever written, and are named after sources and options alone: they serve machines without a compiler.
+loaded. Beside it lie what the compiler said of it, and which instructions are fastest here. A wheel's libraries
+(prebuilt.py) lie beside this module, where nothing is ever written, and are named after sources and options alone: they
+serve machines without a compiler.
 Knows what the functions take, not what they are for.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import logging
@@ -19,11 +22,11 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import CDLL, c_bool, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -57,7 +60,9 @@ _PREBUILT = Path(__file__).parent / "libraries"
 """Of a wheel; a source checkout has no such folder."""
 LANGUAGE = ("-ffp-contract=off", "-std=c++17", "-fopenmp")
 """What decides of results, among the compiler's options."""
-_OPTIONS = ("-O3", *LANGUAGE, "-fPIC", "-shared", "-fvisibility=hidden")
+# gcc 12 finds its own intrinsics to be uninitialized.
+_WARNINGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
+_OPTIONS = ("-O3", *LANGUAGE, "-fPIC", "-shared", "-fvisibility=hidden", *_WARNINGS)
 """Hidden: tables inside inline functions would be those of the library that was loaded first, for all that come after
 it, and so would be the instructions that they point at."""
 _ELEMENTS = {torch.float32: "float", torch.float16: "F16", torch.bfloat16: "Bf16"}
@@ -227,8 +232,21 @@ def compiled_file(name: str, options: Sequence[str]) -> Path:
         raise LibraryUnavailable(_why_no_compiler())
     path = cache_folder("cpu") / f"{name}-{_key(compiler, options)}.so"
     if not _is_whole(path):
-        _compile(name, compiler, options, path)
+        with _log_of_compiler(path) as log:
+            if not _is_whole(path):
+                _compile(name, compiler, options, path, log)
     return path
+
+
+@contextlib.contextmanager
+def _log_of_compiler(path: Path) -> Iterator[TextIO]:
+    """For one process at a time: ranks start together, and those that wait need not compile the same. A process that
+    ends lets others go on. Where the file system has no locks each compiles, and whoever is last replaces an equal
+    file."""
+    with path.with_suffix(".log").open("a", encoding="utf-8") as log:
+        with contextlib.suppress(OSError):
+            fcntl.flock(log, fcntl.LOCK_EX)
+        yield log
 
 
 def program_options(variant: Variant, dtype: torch.dtype) -> tuple[str, ...]:
@@ -283,17 +301,18 @@ def _is_whole(path: Path) -> bool:
     return content[-_DIGEST_BYTES:] == _digest(content[:-_DIGEST_BYTES])
 
 
-def _compile(name: str, compiler: Sequence[str], options: Sequence[str], path: Path) -> None:
+def _compile(name: str, compiler: Sequence[str], options: Sequence[str], path: Path, log: TextIO) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         built = Path(scratch, path.name)
         command = [*compiler, *_OPTIONS, *options, str(_SOURCES / f"{name}.cpp"), "-o", str(built)]
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        log.truncate(0)
+        log.write(finished.stderr)
         if finished.returncode:
             errors = [line for line in finished.stderr.splitlines() if "error" in line]
             reason = errors[0] if errors else finished.stderr.strip()[:200] or f"it ended with {finished.returncode}"
             raise LibraryUnavailable(f"{' '.join(compiler)} failed: {reason}")
         append_digest(built)
-        # Ranks may build the same library at once: whoever is last replaces an equal file.
         os.replace(built, path)
 
 
