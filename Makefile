@@ -68,7 +68,7 @@ test-full: ## the same with what passed before, and 20 times as many random hist
 test-changed: $(READY) ## run the test files that depend on what changed since main; ARGS="--base HEAD~3 -- -x"
 	$(BIN)/python -m ci.changed_tests $(ARGS)
 
-references: $(READY) ## compute with transformers what tests compare with, and keep it in ci/golden/references.json
+references: $(READY) ## compute with transformers what ci/golden/references.json lacks of what tests compare with
 	rm -rf build/references
 	INFLIGHT_REFERENCES=keep $(FILES_AT_A_TIME) 2 $(REFERRING)
 	$(BIN)/python -m ci.references
@@ -79,7 +79,7 @@ green: $(READY) ## run the kernels' tests and those of the fake GPU, and keep in
 	$(FILES_AT_A_TIME) 2 ci/unit/gpu --green keep
 
 # Test files that ask transformers for a network's tokens by ci/helpers/references.py.
-REFERRING = $$(grep -lE "TinyCheckpoint|make_checkpoint|write_checkpoint|Sample\.of" -r ci/unit --include="test_*.py")
+REFERRING = $$(grep -lE "TinyCheckpoint|make_checkpoint|write_checkpoint|Sample\.of|causal_classes" -r ci/unit --include="test_*.py")
 
 # Tests that load no network and start no process run side by side, a worker per core; the slow ones, and those against
 # servers, two and four files at a time (ci/conftest.py puts the longest first). Their networks then have one thread

@@ -13,7 +13,7 @@ import torch
 from references import VARIABLE, digest, generated
 from tiny_checkpoints import TinyCheckpoint, make_checkpoint, make_prompt
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:transformers computed tokens")]
 
 QUESTION: dict[str, Any] = {"prompt": [1, 2], "max_tokens": 3}
 TOKENS = [7, 8, 9]
@@ -88,6 +88,12 @@ def test_another_question_is_asked(checkpoint: TinyCheckpoint, change: dict[str,
     assert generated(checkpoint.model, QUESTION | change, lambda: [1]) == [1]
 
 
+@pytest.mark.usefixtures("kept")
+def test_what_is_not_kept_is_told(checkpoint: TinyCheckpoint) -> None:
+    with pytest.warns(UserWarning, match="make references"):
+        generated(checkpoint.model, QUESTION | {"max_tokens": 4}, lambda: [1])
+
+
 @pytest.mark.parametrize("library", ["torch", "transformers"])
 @pytest.mark.usefixtures("kept")
 def test_another_version_is_asked(checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPatch, library: str) -> None:
@@ -103,14 +109,16 @@ def test_live_compares(checkpoint: TinyCheckpoint, monkeypatch: pytest.MonkeyPat
         generated(checkpoint.model, QUESTION, lambda: [7, 8, 8])
 
 
-def test_what_is_computed_can_be_kept(
+def test_what_is_asked_for_can_be_kept(
     checkpoint: TinyCheckpoint, kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(references, "NEW", tmp_path / "new")
     monkeypatch.setenv(VARIABLE, "keep")
-    assert generated(checkpoint.model, QUESTION, lambda: None) is None
+    assert generated(checkpoint.model, QUESTION, never) == TOKENS
     (file,) = (tmp_path / "new").iterdir()
-    assert json.loads(file.read_text()) == [*kept, None]
+    assert json.loads(file.read_text()) == [*kept, TOKENS]
+    assert generated(checkpoint.model, QUESTION | {"max_tokens": 4}, lambda: None) is None
+    assert json.loads(file.read_text().splitlines()[1])[1] is None
 
 
 def test_a_checkpoint_takes_what_it_kept(
