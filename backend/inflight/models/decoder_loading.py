@@ -5,6 +5,7 @@ Legend: T tokens, D hidden size, H query heads of this rank.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.layers.self_attention import SelfAttention
 from inflight.layers.short_conv import ShortConv
 from inflight.layers.vocabulary import PositionedEmbedding, VocabularyParallelHead
+from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.delta_net_weights import load_delta_net
@@ -44,6 +46,8 @@ from inflight.models.short_conv_weights import load_short_conv
 from inflight.models.text_parts import renamed
 from inflight.models.weights import Section, WeightLoader
 
+logger = logging.getLogger(__name__)
+
 NOT_WEIGHTS: tuple[str, ...] = (
     "rotary_emb.inv_freq",
     "attn.bias",
@@ -61,7 +65,7 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
 
     Raises ConfigurationError if the checkpoint's tensors are not exactly those that `config` requires.
     """
-    config = _named_as_in(loader, config)
+    config = _tied_as_in(loader.checkpoint, _named_as_in(loader, config))
     family = config.family
     features = _features_of_rank(config, loader)
     tables = {
@@ -137,6 +141,20 @@ def _named_as_in(loader: WeightLoader, config: ModelConfig) -> ModelConfig:
     if loader.adapters is not None:
         loader.adapters.prefix = config.family.layers.removesuffix(shorter.layers)
     return replace(config, family=shorter)
+
+
+def _tied_as_in(checkpoint: Checkpoint, config: ModelConfig) -> ModelConfig:
+    """Not tied where the checkpoint has a head of other values than the embedding, which transformers computes with
+    then: some families save one whatever config.json says, and some that were tuned have got one of their own."""
+    head, embedding = f"{config.family.head.name}.weight", f"{config.family.embedding.name}.weight"
+    if not config.tie_word_embeddings or any(
+        name not in checkpoint or checkpoint.dtype_of(name) not in FLOAT_DTYPES for name in (head, embedding)
+    ):
+        return config
+    if checkpoint.has_equal_values(head, embedding):
+        return config
+    logger.info("%s is not the embedding, as tie_word_embeddings says: the checkpoint's own is computed", head)
+    return replace(config, tie_word_embeddings=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from model_driver import Driver, Work
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_checkpoints import CONFIGS, TinyCheckpoint, make_checkpoint, make_prompt, write_checkpoint
 from transformers import AutoModelForCausalLM
 
@@ -181,6 +181,22 @@ def test_limits_of_time(tmp_path: Path, device: str, name: str, limits: dict[str
     assert Driver(runner).run(works([prompt], chunk=4)) == [tokens]
     runner.close()
     assert tokens != free
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_head_beside_the_embedding_that_config_json_ties_it_to(tmp_path: Path, device: str, own: bool) -> None:
+    """transformers computes with the one that is there, which in checkpoints of Nemotron-H is never the embedding."""
+    tied = make_checkpoint(tmp_path, "llama-tied")
+    tensors = load_file(tmp_path / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"] = head.flip(0).contiguous() if own else head
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    checkpoint = TinyCheckpoint(tmp_path, AutoModelForCausalLM.from_pretrained(tmp_path).eval())
+    prompt, expected = checkpoint.prompt(13, NUM_TOKENS)
+    assert (expected == tied.expected(prompt, NUM_TOKENS)) is not own
+    runner = load(checkpoint, device)
+    assert Driver(runner).run(works([prompt])) == [expected]
+    runner.close()
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3", "qwen3-moe"])

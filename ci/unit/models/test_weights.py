@@ -287,11 +287,12 @@ def test_tables_that_follow_from_config_are_ignored(folder: Path) -> None:
     assert tokens_of(folder) == before
 
 
-def test_tied_head_beside_its_embedding_is_ignored(tmp_path: Path) -> None:
+def test_a_tied_head_beside_its_embedding_must_be_usable(tmp_path: Path) -> None:
+    """Of other values than the embedding's it is the head (test_models.py)."""
     folder = make_checkpoint(tmp_path, "llama-tied").folder
-    before = tokens_of(folder)
     change_tensors(folder, lm_head__weight=torch.full((203, 48), torch.nan))
-    assert tokens_of(folder) == before
+    with pytest.raises(ConfigurationError, match="tensor lm_head"):
+        tokens_of(folder)
 
 
 # -- slices ------------------------------------------------------------------------------------------------------------
