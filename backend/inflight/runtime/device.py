@@ -159,6 +159,10 @@ def free_memory(device: torch.device, num_ranks: int) -> int:
     return available_memory() // num_ranks
 
 
+HOST_ALLOCATOR = "DefaultCPUAllocator"
+"""torch's name of what allocates host memory, in the RuntimeError by which alone it says that there was none."""
+
+
 def is_usable_after(error: Exception, device: torch.device) -> bool:
     """Whether a process can go on computing on its `device` after an exception of a step. Waits for the device.
 
@@ -167,7 +171,9 @@ def is_usable_after(error: Exception, device: torch.device) -> bool:
     without memory: torch has given back what it kept before it raises OutOfMemoryError, and the step has changed the
     state of some of its rows already, so it cannot be repeated. A new process measures what is free.
     """
-    if isinstance(error, (torch.AcceleratorError, torch.OutOfMemoryError)):
+    if isinstance(error, (torch.AcceleratorError, torch.OutOfMemoryError, MemoryError)):
+        return False
+    if isinstance(error, RuntimeError) and HOST_ALLOCATOR in str(error):
         return False
     if device.type == "cuda":
         try:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_checkpoints import make_checkpoint
@@ -281,3 +282,11 @@ def test_after_other_errors_the_device_is_asked(cuda: Cuda) -> None:
     cuda.broken = torch.AcceleratorError(CUDA_ERROR)
     assert not is_usable_after(error, GPU) and not is_usable_after(ValueError("a step that is refused"), GPU)
     assert is_usable_after(error, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("allocate", [torch.zeros, np.zeros])
+def test_no_rank_goes_on_without_host_memory(allocate: Callable[[int], object]) -> None:
+    """Of which torch tells in a RuntimeError like any other."""
+    with pytest.raises((RuntimeError, MemoryError)) as raised:
+        allocate(2**58)
+    assert not is_usable_after(raised.value, torch.device("cpu"))
