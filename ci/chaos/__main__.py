@@ -8,8 +8,11 @@ import contextlib
 import os
 import shlex
 import signal
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,12 @@ def main(arguments: list[str]) -> int:
     options.add_argument(
         "--fault", action="append", metavar="NAME", help=f"only this one, repeatable: {'; '.join(names)}"
     )
+    options.add_argument(
+        "--family",
+        default="",
+        metavar="ARCHITECTURE",
+        help="serve a random checkpoint of this one",
+    )
     options.add_argument("--soak", action="store_true", help="only clients misbehave, and nothing is to grow or hang")
     options.add_argument("--no-result", action="store_true", help="write no file to ci/chaos/results")
     chosen = options.parse_args(arguments)
@@ -45,11 +54,27 @@ def main(arguments: list[str]) -> int:
         options.error(f"there is no fault {', '.join(map(repr, sorted(unknown)))}")
     if chosen.seed is None:
         chosen.seed = int.from_bytes(os.urandom(2), "big")
-    with sandbox() as place:
-        return asyncio.run(_run(chosen, place))
+    with _family(chosen.family) as checkpoint, sandbox() as place:
+        return asyncio.run(_run(chosen, place, checkpoint))
 
 
-async def _run(chosen: argparse.Namespace, place: Any) -> int:
+@contextlib.contextmanager
+def _family(architecture: str) -> Iterator[Path | None]:
+    """A checkpoint of this family, which is removed at the end; None without one."""
+    if not architecture:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="inflight-family-") as folder:
+        # In a process of its own: the sandbox wants one without threads.
+        program = "import sys; from family_checkpoints import write_for_default; write_for_default(*sys.argv[1:])"
+        path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
+        subprocess.run(
+            [sys.executable, "-c", program, folder, architecture], env={**os.environ, "PYTHONPATH": path}, check=True
+        )
+        yield Path(folder)
+
+
+async def _run(chosen: argparse.Namespace, place: Any, checkpoint: Path | None) -> int:
     from ci.chaos.actor import Actor
     from ci.chaos.faults import FAULTS
     from ci.chaos.leaks import MIN_SECONDS, Growth, left_behind
@@ -61,19 +86,18 @@ async def _run(chosen: argparse.Namespace, place: Any) -> int:
 
     print(f"Starting a server of {chosen.ranks} rank(s); seed {chosen.seed} …", flush=True)
     parameters = dict(each.split("=", 1) for each in chosen.set)
-    with running_server(chosen.ranks, chosen.spares, place, parameters) as scene:
+    with running_server(chosen.ranks, chosen.spares, place, parameters, checkpoint) as scene:
         wanted = [fault for fault in FAULTS if fault.name in (chosen.fault or [fault.name])]
         skipped = {fault: why for fault in wanted if (why := fault.missing(scene))}
         oracle = Oracle(scene, exact=scene.is_exact)
-        items = workload()
-        load, growth = Load(scene, items, oracle.judge, chosen.seed), Growth(scene)
+        load, growth = Load(scene, oracle.judge, chosen.seed), Growth(scene)
         await scene.wait_until_serving()
-        print(f"Asking {len(items)} kinds of requests alone …", flush=True)
-        await oracle.learn(load, items)
+        print("Asking every kind of request alone …", flush=True)
+        items = await oracle.learn(load, workload(), may_refuse=checkpoint is not None)
         load.asked.clear()
         actor = Actor(scene, load, oracle, [fault for fault in wanted if fault not in skipped], chosen.seed)
         sampling = asyncio.create_task(_sample(growth))
-        load.start(chosen.clients)
+        load.start(chosen.clients, items)
         end = time.monotonic() + 60 * chosen.minutes
         try:
             while (now := time.monotonic()) < end:
@@ -118,7 +142,9 @@ def _again(chosen: argparse.Namespace) -> list[str]:
     """The arguments that repeat a run."""
     given = vars(chosen)
     numbers = [f"--{name}={given[name]:g}" for name in ("minutes", "ranks", "spares", "clients", "seed")]
-    return [*numbers, *(f"--set={each}" for each in chosen.set), *(f"--fault={name}" for name in chosen.fault or ())]
+    families = [f"--family={chosen.family}"] if chosen.family else []
+    settings = [f"--set={each}" for each in chosen.set]
+    return [*numbers, *families, *settings, *(f"--fault={name}" for name in chosen.fault or ())]
 
 
 async def _sample(growth: Any) -> None:

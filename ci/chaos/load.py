@@ -53,8 +53,9 @@ class Stream:
 class Load:
     """`judge` is called with every stream that has ended."""
 
-    def __init__(self, scene: Scene, items: list[Item], judge: Callable[[Stream], None], seed: int) -> None:
-        self._scene, self._items, self._judge, self._seed = scene, items, judge, seed
+    def __init__(self, scene: Scene, judge: Callable[[Stream], None], seed: int) -> None:
+        self._scene, self._judge, self._seed = scene, judge, seed
+        self._items: list[Item] = []
         self.open: set[Stream] = set()
         self.asked: Counter[str] = Counter()
         self.arrivals: list[float] = []
@@ -62,7 +63,9 @@ class Load:
         self._may_ask = asyncio.Event()
         self._clients: list[asyncio.Task[None]] = []
 
-    def start(self, num_clients: int) -> None:
+    def start(self, num_clients: int, items: list[Item]) -> None:
+        """Clients that ask any of `items`."""
+        self._items = items
         self._clients = [asyncio.create_task(self._ask_on(Random(f"{self._seed}/{n}"))) for n in range(num_clients)]
         self._may_ask.set()
 

@@ -24,8 +24,12 @@ OUTAGES = (
     "no available versions",
     "is not ready",
     "unknown model",
+    # gRPC's of a connection that ended in the middle of a response.
+    "Internal error from Core",
 )
 """What an error may say where a front's end is allowed to end its streams."""
+REFUSALS = ("[INVALID_ARGUMENT]", "[NOT_FOUND]")
+"""Codes of what a network does not serve."""
 NOT_ACCEPTED, CONNECTING = "before receiving SETTINGS frame", 20.0
 """What gRPC says of a connection that a server without descriptors did not accept, and the seconds that it waits. The
 streams of a process share the attempt, which may have begun before they were sent."""
@@ -93,13 +97,20 @@ class Oracle:
         self.complaints: list[str] = []
         """What was promised and did not come true, in words."""
 
-    async def learn(self, load: Load, items: list[Item]) -> None:
-        """Ask everything once, one after the other, with nobody else there."""
+    async def learn(self, load: Load, items: list[Item], *, may_refuse: bool) -> list[Item]:
+        """Ask everything once, one after the other, with nobody else there. Returns what was answered.
+
+        `may_refuse`: whether a request may be for another network than this one."""
         for item in items:
             stream = await load.ask(item)
-            if stream.answer.error:
-                raise ChaosFailed(f"{item.name} fails even alone: {stream.answer.error}")
-            self.alone[item.name] = stream.answer
+            error = stream.answer.error
+            if may_refuse and any(code in error for code in REFUSALS):
+                print(f"  left out: {item.name}: {error}", flush=True)
+            elif error:
+                raise ChaosFailed(f"{item.name} fails even alone: {error}")
+            else:
+                self.alone[item.name] = stream.answer
+        return [item for item in items if item.name in self.alone]
 
     def judge(self, stream: Stream) -> None:
         verdict, why = self._verdict(stream)

@@ -142,9 +142,11 @@ class Scene:
 
 
 @contextlib.contextmanager
-def running_server(num_ranks: int, num_spares: int, sandbox: Sandbox, parameters: dict[str, str]) -> Iterator[Scene]:
+def running_server(
+    num_ranks: int, num_spares: int, sandbox: Sandbox, parameters: dict[str, str], checkpoint: Path | None
+) -> Iterator[Scene]:
     """With a model of each API and an OpenAI server beside it. Ranks compute in bfloat16 where C++ can, else in
-    float32."""
+    float32. `checkpoint`: None = the default model."""
     from request_kinds import ENGINE
 
     own = {
@@ -159,7 +161,9 @@ def running_server(num_ranks: int, num_spares: int, sandbox: Sandbox, parameters
     }
     num_stages = int(own.get("pipeline_parallel_size", "1"))
     is_exact = own["dtype"] == "bfloat16" and not unsupported_reason()
-    options = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0, "adopt_timeout": 180.0}
+    options: dict[str, Any] = {"apis": list(APIS), "openai": {"port": 0}, "canary_period": 30.0, "adopt_timeout": 180.0}
+    if checkpoint is not None:
+        options["checkpoint"] = checkpoint
     helpers = str(Path(__file__).parents[1] / "helpers")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [helpers, os.environ.get("PYTHONPATH")]))
     with ServerProcess(parameters=own, **options) as server:
