@@ -29,7 +29,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --constraint constraints.txt --no-warn-script-location
 
 .PHONY: help serve docs pictures test test-full test-changed references green unit kernels L0 prometheus aarch64 lint \
-  bench bench-features bench-host bench-openai bench-front-ends load-test demo-survival chaos mutants default-model dist \
+  bench bench-features bench-host bench-openai bench-front-ends load-test demo-survival families chaos mutants default-model dist \
   sbom image test-gpu gpu-bench gpu-bench-kernels gpu-tune-kernels clean
 
 help: ## list the targets
@@ -164,6 +164,9 @@ load-test: $(READY) ## start a server and load-test it: a table, a plot and a pa
 
 demo-survival: $(READY) ## kill a rank in the middle of a JSON answer, and compare its bytes with an undisturbed one's
 	@$(BIN)/python ci/demo_survival.py $(ARGS)
+
+families: $(READY) ## serve a small checkpoint of each native family, and compare what clients get with transformers
+	@$(BIN)/python -m ci.served_families $(ARGS)
 
 chaos: $(READY) ## inject faults into a server under load for 10 minutes, and compare every stream with what it gets alone
 	@$(BIN)/python -m ci.chaos $(ARGS)

@@ -9,79 +9,19 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from serve_command import FREE_PORTS, PATIENCE, Serving, environment, inflight
 
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import processes
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-m", "inflight_client.cli"]
-PATIENCE = 300.0
-
 ENDPOINT = re.compile(r'Client\("(?P<grpc>[\d.:]+)", model="llm"\)')
 ADDRESS = re.compile(r"http://[\d.:]+")
-
-
-def environment() -> dict[str, str]:
-    """A terminal of no colours, with this source tree."""
-    sources = os.pathsep.join(str(ROOT / folder) for folder in ("backend", "kernels", "client"))
-    kept = {name: value for name, value in os.environ.items() if name != RUN_DIRECTORY}
-    return {**kept, "PYTHONPATH": sources, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
-
-
-def inflight(*arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments], input=text, capture_output=True, text=True, env=environment(), timeout=PATIENCE
-    )
-
-
-class Serving:
-    """`inflight serve` on free ports, with what it printed so far."""
-
-    def __init__(self, *arguments: str) -> None:
-        ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
-        self.process = subprocess.Popen(
-            [*COMMAND, "serve", *ports, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(),
-            start_new_session=True,
-        )
-        self.output = ""
-        self._watchdog = threading.Timer(PATIENCE, self.process.kill)
-        self._watchdog.start()
-
-    def read_until(self, words: str) -> str:
-        """The output up to the line with these words."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-            if words in line:
-                self._watchdog.cancel()
-                return self.output
-        raise AssertionError(f"it ended without saying {words!r}:\n{self.output}")
-
-    def interrupt(self) -> int:
-        """Ctrl-C, as the terminal sends it; the exit code."""
-        self.process.send_signal(signal.SIGINT)
-        rest, _ = self.process.communicate(timeout=PATIENCE)
-        self.output += rest
-        return self.process.returncode
-
-    def close(self) -> None:
-        self._watchdog.cancel()
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -189,13 +129,13 @@ def test_a_folder_that_is_no_checkpoint_is_one_sentence(tmp_path: Path, kind: st
     folder = tmp_path / kind
     if kind == "empty":
         folder.mkdir()
-    done = inflight("serve", str(folder), "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    done = inflight("serve", str(folder), *FREE_PORTS)
     assert done.returncode == 2
     told = [line for line in (done.stdout + done.stderr).splitlines() if line]
     assert len(told) == 1 and str(folder) in told[0], told
 
 
 def test_a_parameter_that_does_not_exist_names_the_nearest(tmp_path: Path) -> None:
-    done = inflight("serve", "--set", "max_num_token=5", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
+    done = inflight("serve", "--set", "max_num_token=5", *FREE_PORTS)
     assert done.returncode == 2
     assert "max_num_tokens" in done.stderr and "Traceback" not in done.stderr
