@@ -23,6 +23,7 @@ from inflight.distributed.rank_group import SingleRank
 from inflight.layers.attention import AttentionMetadata
 from inflight.runtime.loading import LoadedEngine, load_engine
 from inflight.text.tokenizer import Tokenizer
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULT_MODEL = ROOT / "model_repository" / "llm" / "1" / "checkpoint"
@@ -113,8 +114,7 @@ def prompt_metadata(num_tokens: int) -> AttentionMetadata:
     nothing = torch.empty(0, dtype=torch.int32)
     return AttentionMetadata(
         positions_T=torch.arange(num_tokens),
-        slot_mapping_T=torch.arange(num_tokens),
-        block_table=blocks,
+        blocks=(StepBlocks(torch.arange(num_tokens), blocks),),
         num_decodes=0,
         decode_rows_N=torch.empty(0, dtype=torch.int64),
         decode_seq_lens_N=nothing,

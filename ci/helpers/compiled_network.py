@@ -32,6 +32,7 @@ from inflight_kernels.cpu import (
     variants_here,
 )
 from inflight_kernels.cpu.structures import NativeProgram
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 BLOCK_SIZE = 4
@@ -129,8 +130,7 @@ class Step:
         starts = torch.tensor([0, *counts[num_decodes:]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return AttentionMetadata(
             positions_T=torch.tensor(positions),
-            slot_mapping_T=torch.tensor(slots),
-            block_table=table,
+            blocks=(StepBlocks(torch.tensor(slots), table),),
             num_decodes=num_decodes,
             decode_rows_N=torch.arange(num_decodes),
             decode_seq_lens_N=lens[:num_decodes],

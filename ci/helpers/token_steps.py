@@ -18,6 +18,7 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight.layers.attention import AttentionMetadata
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ class Sequences:
         slots = [int(self._table[s, at // BLOCK_SIZE]) * BLOCK_SIZE + at % BLOCK_SIZE for s, at in places]
         metadata = AttentionMetadata(
             positions_T=torch.tensor([place for _, place in places]),
-            slot_mapping_T=torch.tensor(slots),
-            block_table=self._table,
+            blocks=(StepBlocks(torch.tensor(slots), self._table),),
             num_decodes=num_decodes,
             decode_rows_N=rows[:num_decodes],
             decode_seq_lens_N=lens[:num_decodes],

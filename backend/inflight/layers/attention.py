@@ -14,6 +14,7 @@ from torch import Tensor
 import inflight_kernels
 from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.layers.state import LayerState, StateSpec, TensorSpec, Unit
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 KEYS, VALUES, K_SCALES, V_SCALES = "keys", "values", "k_scales", "v_scales"
@@ -26,18 +27,16 @@ class AttentionMetadata:
 
     positions_T: Tensor
     """int64, position of each token in its sequence."""
-    slot_mapping_T: Tensor
-    """int64, cache slot of each token's keys and values: block_id * block_size + offset; negative = not stored."""
-    block_table: Tensor
-    """int32 (any number of rows, most blocks of a sequence)."""
+    blocks: tuple[StepBlocks, ...]
+    """Of each group of layers: a layer's is the one that its LayerState names."""
     num_decodes: int
     decode_rows_N: Tensor
-    """int64, each one's row of `block_table`."""
+    """int64, each one's row of the block tables."""
     decode_seq_lens_N: Tensor
     """int32, tokens in the cache after this step."""
     num_prefills: int
     prefill_rows_P: Tensor
-    """int64, each one's row of `block_table`."""
+    """int64, each one's row of the block tables."""
     prefill_seq_lens_P: Tensor
     """int32, tokens in the cache after this step."""
     prefill_start_loc: Tensor
@@ -90,6 +89,8 @@ class KeyValueCache:
     k_scale: float | Tensor = 1.0
     """Of int8 float32 (num_blocks, block_size, K)."""
     v_scale: float | Tensor = 1.0
+    group: int = 0
+    """See LayerState."""
 
     @classmethod
     def of(cls, state: LayerState, k_scale: float = 1.0, v_scale: float = 1.0) -> KeyValueCache:
@@ -99,6 +100,7 @@ class KeyValueCache:
             values=state[VALUES],
             k_scale=state.get(K_SCALES, k_scale),
             v_scale=state.get(V_SCALES, v_scale),
+            group=state.group,
         )
 
 
@@ -164,7 +166,7 @@ class Attention:
             metadata.positions_T,
             cache.keys,
             cache.values,
-            metadata.slot_mapping_T,
+            metadata.blocks[cache.group].slots_T,
             None if self.norms_all_heads else self.q_norm,
             None if self.norms_all_heads else self.k_norm,
             self.norm_eps,
@@ -220,13 +222,13 @@ def attend(
     out_THE = q_THE.new_empty(
         (*q_THE.shape[:2], cache.values.shape[-1])
     )  # empty_like of a meta tensor imports SymPy, for 0.3 s
-    decodes = metadata.num_decodes
+    decodes, block_table = metadata.num_decodes, metadata.blocks[cache.group].block_table
     if decodes:
         inflight_kernels.decode_attention(
             q_THE[:decodes],
             cache.keys,
             cache.values,
-            metadata.block_table,
+            block_table,
             metadata.decode_seq_lens_N,
             scale,
             sliding_window,
@@ -243,7 +245,7 @@ def attend(
             q_THE[decodes:],
             cache.keys,
             cache.values,
-            metadata.block_table,
+            block_table,
             metadata.prefill_start_loc,
             metadata.prefill_seq_lens_P,
             metadata.max_prefill_len,

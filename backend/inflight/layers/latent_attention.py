@@ -92,12 +92,14 @@ class LatentAttention:
             self.cos_sin,
             metadata.positions_T,
             rows,
-            metadata.slot_mapping_T,
+            metadata.blocks[state.group].slots_T,
             queries_THC[..., latent_size:],
             scale,
             self.adjacent_pairs,
         )
-        cache = KeyValueCache(keys=rows, values=rows[..., :latent_size], k_scale=scale, v_scale=scale)
+        cache = KeyValueCache(
+            keys=rows, values=rows[..., :latent_size], k_scale=scale, v_scale=scale, group=state.group
+        )
         gathered_THL = attend(queries_THC, cache, metadata, self.scale, 0, self.deterministic)
         values_THV = inflight_kernels.head_linear(gathered_THL, self.values_HVL, deterministic=self.deterministic)
         return self.output(values_THV.flatten(1), metadata)

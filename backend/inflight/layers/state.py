@@ -14,10 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LayerState = Mapping[str, Tensor]
-"""The tensors of a StateSpec by their names. Their first dimension are units: (blocks, tokens of a block, *shape), or
-(slots, *shape)."""
-
 CONVOLUTION = "convolution"
 """Name of the last inputs of a short convolution, in the state of whatever part has one."""
 
@@ -28,6 +24,16 @@ Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
 class Unit(enum.Enum):
     BLOCK = "block"
     SEQUENCE = "sequence"
+
+
+class LayerState(dict[str, Tensor]):
+    """The tensors of a StateSpec by their names. Their first dimension are units: (blocks, tokens of a block, *shape),
+    or (slots, *shape)."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], group: int = 0) -> None:
+        """`group`: of a state of blocks, which of a step's block tables says where they are, see AttentionMetadata."""
+        super().__init__(tensors)
+        self.group = group
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class StateSpec:
     def allocate(self, num_units: int, block_size: int, zeros: Zeros) -> LayerState:
         """`block_size`: tokens of a block."""
         units = (num_units, block_size) if self.unit is Unit.BLOCK else (num_units,)
-        return {tensor.name: zeros((*units, *tensor.shape), tensor.dtype) for tensor in self.tensors}
+        return LayerState({tensor.name: zeros((*units, *tensor.shape), tensor.dtype) for tensor in self.tensors})
 
 
 def last_inputs(conv_weight_CW: Tensor, dtype: torch.dtype) -> TensorSpec:

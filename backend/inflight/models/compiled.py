@@ -83,8 +83,7 @@ class CompiledNetwork:
             given_T, given_rows = _given(metadata.given, len(x_T), self.hidden_states.dtype)
         return Batch(
             positions_T=metadata.positions_T,
-            slots_T=metadata.slot_mapping_T,
-            block_table=metadata.block_table,
+            blocks=metadata.blocks,
             decode_rows_N=metadata.decode_rows_N,
             decode_lens_N=metadata.decode_seq_lens_N,
             prefill_rows_P=metadata.prefill_rows_P,
@@ -243,10 +242,12 @@ def record_network(
         raise Unsupported("layers in C++ are for ranks that share memory, and these sum through sockets")
     if reason := cpu.unsupported_reason():
         raise Unsupported(reason)
-    dtype = network.dtype
+    dtype, num_groups = network.dtype, 1 + max((state.group for state in states), default=0)
 
     def record(part: Decoder, own: Sequence[LayerState]) -> Recording:
-        return cpu.record(lambda x_T, batch: part.forward(x_T, own, _metadata(batch)), part.input_size, dtype)
+        return cpu.record(
+            lambda x_T, batch: part.forward(x_T, own, _metadata(batch)), part.input_size, dtype, num_groups
+        )
 
     hidden_states, head = record(network, states), None
     if network.head is not None:
@@ -264,8 +265,7 @@ def record_network(
 def _metadata(batch: Batch) -> AttentionMetadata:
     return AttentionMetadata(
         positions_T=batch.positions_T,
-        slot_mapping_T=batch.slots_T,
-        block_table=batch.block_table,
+        blocks=batch.blocks,
         num_decodes=batch.decode_rows_N.shape[0],
         decode_rows_N=batch.decode_rows_N,
         decode_seq_lens_N=batch.decode_lens_N,

@@ -18,6 +18,7 @@ from inflight.layers.state import LayerState, StateSpec
 from inflight.models.inspection import Unfit, try_token_ids
 from inflight.models.transformers_decoder import TransformersDecoder
 from inflight.models.transformers_sequential import SequentialDecoder, wants_positions
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +128,7 @@ def _metadata(decodes: list[_Chunk], prefills: list[_Chunk], block_table: Tensor
     counts = [chunk.end - chunk.start for chunk in prefills]
     return AttentionMetadata(
         positions_T=ints([place for _, place in positions], torch.int64),
-        slot_mapping_T=ints(slots, torch.int64),
-        block_table=block_table,
+        blocks=(StepBlocks(ints(slots, torch.int64), block_table),),
         num_decodes=len(decodes),
         decode_rows_N=ints([chunk.sequence for chunk in decodes], torch.int64),
         decode_seq_lens_N=ints([chunk.end for chunk in decodes]),

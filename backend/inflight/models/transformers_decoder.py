@@ -141,7 +141,7 @@ def paged_attention(
         step.no_positions_T,
         cache.keys,
         cache.values,
-        step.metadata.slot_mapping_T,
+        step.metadata.blocks[cache.group].slots_T,
         k_scale=cache.k_scale,
         v_scale=cache.v_scale,
     )

@@ -67,7 +67,7 @@ class SequentialDecoder:
         own = slice(chunk.first, chunk.end)
         block_size = next(iter(states[0].values())).shape[1]
         places_S = torch.arange(chunk.length)
-        blocks_S = metadata.block_table[chunk.row, places_S // block_size]
+        blocks_S = metadata.blocks[0].block_table[chunk.row, places_S // block_size]
         slots_S = blocks_S.long() * block_size + places_S % block_size
         cache = PagedCache(self.specs, states, slots_S, chunk.start)
         inputs: dict[str, Tensor] = {"input_ids": token_ids_T[None, own]}

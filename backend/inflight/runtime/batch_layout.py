@@ -47,7 +47,7 @@ def lay_out(
         arrays["counts"].contiguous(),
         state.lengths_R,
         state.last_token_R,
-        state.block_table,
+        state.block_tables,
         block_size,
         state.padding_row if step.is_padded else None,
         _contiguous(arrays.get("token_offsets")),
@@ -80,8 +80,7 @@ def _metadata(
     decode_seq_lens_N, prefill_seq_lens_P = tokens.seq_lens.split_with_sizes(sizes)
     return AttentionMetadata(
         positions_T=tokens.positions,
-        slot_mapping_T=tokens.slots,
-        block_table=state.block_table,
+        blocks=state.step_blocks(tokens.slots),
         num_decodes=step.num_decodes,
         decode_rows_N=decode_rows_N,
         decode_seq_lens_N=decode_seq_lens_N,
@@ -122,12 +121,11 @@ def lay_out_decodes(
     """Of a batch of one token for each row, at the given positions. Rows that are not live count as padding. `kept_N`:
     StepSequences.kept_T; None = the network keeps no state of a sequence."""
     positions_N = torch.where(is_live_N, positions_N, 0)
-    slots_N = inflight_kernels.cache_slots(state.block_table, rows_N, positions_N, block_size)
+    slots = inflight_kernels.cache_slots(state.block_tables, rows_N, positions_N, block_size)
     seq_lens_N = torch.where(is_live_N, positions_N + 1, 0).int()
     return AttentionMetadata(
         positions_T=positions_N,
-        slot_mapping_T=slots_N.masked_fill_(~is_live_N, -1),
-        block_table=state.block_table,
+        blocks=state.step_blocks([slots_N.masked_fill_(~is_live_N, -1) for slots_N in slots]),
         num_decodes=len(rows_N),
         decode_rows_N=rows_N,
         decode_seq_lens_N=seq_lens_N,

@@ -1,11 +1,14 @@
 """The state of each row on the device: length, blocks, last token, history, counts. So no step waits for the host.
 
 Only steps read and write it, in their order, and they update it for their tokens and samples without the host. Legend:
-R rows, and one more for padding, which no sequence uses; S rows that sample, V vocabulary, F float fields. On a CPU
-history and counts are allocated when the first row needs them, on a GPU at the start: later its memory may be in use.
+R rows, and one more for padding, which no sequence uses; G groups of layers with blocks of their own; S rows that
+sample, V vocabulary, F float fields. On a CPU history and counts are allocated when the first row needs them, on a GPU
+at the start: later its memory may be in use.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -15,6 +18,7 @@ from inflight.runtime.row_table import FLOAT_FIELDS, RowTable, is_biased, is_pen
 from inflight.runtime.sampling_input import SamplingInput
 from inflight.runtime.staging import to_host_tensor
 from inflight.scheduler_output import NewSequence
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 
 
 class RowState:
@@ -30,8 +34,10 @@ class RowState:
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.block_table = zeros(self._num_rows, table.max_blocks, dtype=torch.int32).fill_(table.filler_block)
-        """int32 (R, max_blocks)."""
+        size = (self._num_rows, table.num_groups, table.max_blocks)
+        self.block_tables = zeros(*size, dtype=torch.int32).fill_(table.filler_block)
+        """int32 (R, G, max_blocks), of each group of layers."""
+        self._by_group = self.block_tables.unbind(1)
         self.lengths_R = zeros(self._num_rows)
         """int64, tokens whose keys and values are in the cache, or will be after the steps that were started."""
         self.last_token_R = zeros(self._num_rows)
@@ -79,7 +85,11 @@ class RowState:
                 (staged["rejected_rows"], staged["rejected_tokens"]), less, accumulate=True
             )
         if "changed_blocks" in staged:
-            self.block_table.view(-1).index_copy_(0, staged["changed_blocks"], staged["changed_block_ids"])
+            self.block_tables.view(-1).index_copy_(0, staged["changed_blocks"], staged["changed_block_ids"])
+
+    def step_blocks(self, slots: Iterable[Tensor]) -> tuple[StepBlocks, ...]:
+        """Of each group: the `slots` of a step's tokens, and all rows' blocks."""
+        return tuple(map(StepBlocks, slots, self._by_group))
 
     def note_drafts(self, staged: dict[str, Tensor]) -> None:
         """Write drafts that decide what may be sampled behind them."""

@@ -40,9 +40,11 @@ because end tokens are not allowed before min_tokens."""
 class RowTable:
     """Used only by the thread that starts steps."""
 
-    def __init__(self, num_rows: int, max_blocks: int, filler_block: int) -> None:
-        """`filler_block`: id of a block that is never written, which fills a block table after a row's last block."""
+    def __init__(self, num_rows: int, max_blocks: int, filler_block: int, num_groups: int = 1) -> None:
+        """`filler_block`: id of a block that is never written, which fills a block table where a row has none.
+        `num_groups`: of layers, each of which has blocks of its own."""
         self.num_rows = num_rows
+        self.num_groups = num_groups
         self.max_blocks = max_blocks
         self.filler_block = filler_block
         self.sequences: list[NewSequence | None] = [None] * num_rows

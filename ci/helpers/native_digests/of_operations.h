@@ -66,9 +66,8 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
   batch.num_tokens = num_tokens;
   batch.num_decodes = batch.num_prefills = 2;
   batch.positions = positions.data();
-  batch.slots = slots.data();
-  batch.block_table = table.data();
-  batch.table_width = TABLE_WIDTH;
+  const Blocks blocks{slots.data(), table.data(), TABLE_WIDTH};
+  batch.blocks = &blocks;
   batch.decode_rows = rows;
   batch.decode_lens = decode_lens;
   batch.prefill_rows = rows + 2;
@@ -80,7 +79,7 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
   batch.sequences = {4, states, sequence_starts, of_sequences.data(), kept.data()};
 
   const auto cache_of = [&](int64_t num_heads, int64_t head_dim, int64_t value_dim) {
-    Cache cache{nullptr, nullptr, format, BLOCK, num_heads, head_dim, value_dim, 1.0f, 1.0f, nullptr, nullptr};
+    Cache cache{nullptr, nullptr, format, BLOCK, num_heads, head_dim, value_dim, 1.0f, 1.0f, nullptr, nullptr, 0};
     const int64_t count = 4 * TABLE_WIDTH * BLOCK * num_heads * head_dim;
     const auto values_or = [&](void* keys, auto make) { return value_dim < head_dim ? keys : make(count); };
     switch (format) {

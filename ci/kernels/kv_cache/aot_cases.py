@@ -18,15 +18,16 @@ def _copy(index_dtype: torch.dtype, config: Mapping[str, int] | None = None) -> 
     gpu.copy_blocks(2 * caches, index, index, config=config)
 
 
-def _advance(num_tokens: int) -> None:
+def _advance(num_tokens: int, num_groups: int = 1) -> None:
     each, of_rows = of(torch.int64, num_tokens), of(torch.int64, 257)
-    table = of(torch.int32, 257, 128)
-    gpu.advance_rows(each, each, of_rows, of_rows, table, 64, 256, each, each)
+    tables = of(torch.int32, 257, num_groups, 128)
+    gpu.advance_rows(each, each, of_rows, of_rows, tables, 64, 256, each, each)
 
 
 CASES = {
     "advance_rows t1": partial(_advance, 1),
     "advance_rows t1024": partial(_advance, 1024),
+    "advance_rows t256 g6": partial(_advance, 256, 6),
     "copy_blocks 64x8x128 i32": partial(_copy, torch.int32),
     "copy_blocks 64x8x128 i64": partial(_copy, torch.int64),
     **{f"copy_blocks 64x8x128 {show(config)}": partial(_copy, torch.int32, config) for config in CANDIDATES},

@@ -11,7 +11,7 @@ from torch import Tensor
 from inflight_kernels.kv_cache import gpu, reference
 from inflight_kernels.kv_cache.gpu.advance_rows import MAX_TOKENS
 
-NUM_ROWS, WIDTH, BLOCK_SIZE = 9, 5, 16
+NUM_ROWS, NUM_GROUPS, WIDTH, BLOCK_SIZE = 9, 3, 5, 16
 PADDING = NUM_ROWS - 1
 KERNEL_AND_REFERENCE = pytest.mark.parametrize("advance_rows", [gpu.advance_rows, reference.advance_rows])
 
@@ -23,7 +23,7 @@ def state(device: torch.device) -> dict[str, Any]:
     return {
         "lengths": lengths.to(device),
         "last_tokens": torch.randint(0, 1000, (NUM_ROWS,)).to(device),
-        "block_table": torch.randint(0, 2**20, (NUM_ROWS, WIDTH), dtype=torch.int32).to(device),
+        "block_tables": torch.randint(0, 2**20, (NUM_ROWS, NUM_GROUPS, WIDTH), dtype=torch.int32).to(device),
         "block_size": BLOCK_SIZE,
         "padding_row": PADDING,
     }
@@ -39,7 +39,7 @@ def test_every_row_is_advanced_and_padding_goes_nowhere(
     advance_rows: Any, knows_tokens: bool, device: torch.device
 ) -> None:
     own = state(device)
-    lengths, last_tokens, table = (own[name].tolist() for name in ("lengths", "last_tokens", "block_table"))
+    lengths, last_tokens, tables = (own[name].tolist() for name in ("lengths", "last_tokens", "block_tables"))
     rows, given = [4, 0, 7, 2, PADDING, PADDING], [-1, 55, -3, 0, -1, -1]
     tokens = advance_rows(
         numbers(rows, device),
@@ -53,11 +53,13 @@ def test_every_row_is_advanced_and_padding_goes_nowhere(
     assert tokens.token_ids.tolist() == expected_ids
     assert tokens.rows.tolist() == rows
     assert tokens.positions.tolist() == [lengths[row] for row in rows]
-    for row, slot in zip(rows[:4], tokens.slots.tolist(), strict=False):
-        position = lengths[row]
-        assert slot == table[row][position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+    for group, slots in enumerate(tokens.slots):
+        for row, slot in zip(rows[:4], slots.tolist(), strict=False):
+            position = lengths[row]
+            assert slot == tables[row][group][position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE
+        assert slots.tolist()[4:] == [-1, -1]
+    for row in rows[:4]:
         lengths[row] += 1
-    assert tokens.slots.tolist()[4:] == [-1, -1]
     assert tokens.ends.tolist() == tokens.seq_lens.tolist() == [lengths[row] for row in rows]
     assert tokens.seq_lens.dtype == torch.int32 and tokens.ends.dtype == torch.int64
     assert own["lengths"].tolist() == lengths
@@ -102,12 +104,12 @@ def test_longer_rows_have_places(advance_rows: Any, device: torch.device) -> Non
 def test_any_number_of_rows(count: int, device: torch.device) -> None:
     both = []
     lengths, last_tokens = torch.randint(0, 60, (2000,)), torch.randint(0, 9, (2000,))
-    table = torch.randint(0, 99, (2000, 4), dtype=torch.int32)
+    tables = torch.randint(0, 99, (2000, 2, 4), dtype=torch.int32)
     rows = torch.randperm(2000)[:count]
     for advance_rows in (gpu.advance_rows, reference.advance_rows):
-        own = [tensor.clone().to(device) for tensor in (lengths, last_tokens, table)]
+        own = [tensor.clone().to(device) for tensor in (lengths, last_tokens, tables)]
         tokens = advance_rows(rows.to(device), torch.ones_like(rows).to(device), *own, BLOCK_SIZE)
-        both.append([*tokens, own[0]])
+        both.append([*tokens._replace(slots=torch.stack(tokens.slots)), own[0]])
     assert all(torch.equal(*pair) for pair in zip(*both, strict=True))
 
 

@@ -118,7 +118,8 @@ def test_a_table_as_wide_as_its_rows_is_noticed(engine: FakeEngine, monkeypatch:
 
     def narrow(*arguments: Any, **options: Any) -> AttentionMetadata:
         metadata = describe(*arguments, **options)
-        return replace(metadata, block_table=metadata.block_table[:, : next(widths)])
+        blocks = metadata.blocks[0]
+        return replace(metadata, blocks=(replace(blocks, block_table=blocks.block_table[:, : next(widths)]),))
 
     monkeypatch.setattr(batch_layout, "_metadata", narrow)
     found = differences(*(decode(engine, MODES["greedy"], 32, length) for length in (100, 3000)))
@@ -132,7 +133,7 @@ def test_a_number_that_grows_with_the_rows_is_noticed(engine: FakeEngine, monkey
 
     def advance(*arguments: Any) -> StepTokens:
         tokens = advance_rows(*arguments)
-        return tokens._replace(slots=tokens.slots + next(lengths))
+        return tokens._replace(slots=(tokens.slots[0] + next(lengths),))
 
     monkeypatch.setattr(inflight_kernels, "advance_rows", advance)
     found = differences(*(decode(engine, MODES["greedy"], 1, length) for length in (100, 3000)))

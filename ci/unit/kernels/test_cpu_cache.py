@@ -16,6 +16,7 @@ from torch import Tensor
 import inflight_kernels
 from inflight_kernels.cpu import Batch, Instruction, Program, WeightPacker, load_library, record
 from inflight_kernels.cpu.variants import AMX
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 
 pytestmark = [pytest.mark.slow, needs_compiler]
 
@@ -47,20 +48,20 @@ class Attending:
         heads, num_decodes = x.view(-1, 4, HEAD_DIM), batch.decode_rows_N.shape[0]
         q = inflight_kernels.rope_and_kv_write(
             heads[:, :2], heads[:, 2:3], heads[:, 3:], COS_SIN, batch.positions_T, self.keys, self.values,
-            batch.slots_T, k_scale=k_scale, v_scale=v_scale,
+            batch.blocks[0].slots_T, k_scale=k_scale, v_scale=v_scale,
         )  # fmt: skip
         out = torch.empty_like(q)
         if num_decodes:
             inflight_kernels.decode_attention(
-                q[:num_decodes], self.keys, self.values, batch.block_table, batch.decode_lens_N, 0.1,
+                q[:num_decodes], self.keys, self.values, batch.blocks[0].block_table, batch.decode_lens_N, 0.1,
                 out=out[:num_decodes], table_rows=batch.decode_rows_N, k_scale=k_scale, v_scale=v_scale,
                 **self.options,
             )  # fmt: skip
         if batch.prefill_rows_P.shape[0]:
             inflight_kernels.prefill_attention(
-                q[num_decodes:], self.keys, self.values, batch.block_table, batch.prefill_starts, batch.prefill_lens_P,
-                len(x), 0.1, out=out[num_decodes:], table_rows=batch.prefill_rows_P, k_scale=k_scale, v_scale=v_scale,
-                **self.options,
+                q[num_decodes:], self.keys, self.values, batch.blocks[0].block_table, batch.prefill_starts,
+                batch.prefill_lens_P, len(x), 0.1, out=out[num_decodes:], table_rows=batch.prefill_rows_P,
+                k_scale=k_scale, v_scale=v_scale, **self.options,
             )  # fmt: skip
         return out.view(-1, 2 * HEAD_DIM)
 
@@ -84,8 +85,7 @@ def alone(count: int) -> Batch:
     """Decoding rows of one token each, which see nothing but themselves."""
     return Batch(
         positions_T=torch.zeros(count, dtype=torch.int64),
-        slots_T=torch.arange(count),
-        block_table=torch.arange(count, dtype=torch.int32)[:, None],
+        blocks=(StepBlocks(torch.arange(count), torch.arange(count, dtype=torch.int32)[:, None]),),
         decode_rows_N=torch.arange(count),
         decode_lens_N=torch.ones(count, dtype=torch.int32),
         prefill_rows_P=torch.empty(0, dtype=torch.int64),
@@ -98,8 +98,7 @@ def prompt(count: int) -> Batch:
     """One prompt, and a token that attends to its first 9."""
     return Batch(
         positions_T=torch.zeros(1 + count, dtype=torch.int64),
-        slots_T=torch.tensor([-1, *range(count)]),
-        block_table=torch.arange(count, dtype=torch.int32)[None],
+        blocks=(StepBlocks(torch.tensor([-1, *range(count)]), torch.arange(count, dtype=torch.int32)[None]),),
         decode_rows_N=torch.zeros(1, dtype=torch.int64),
         decode_lens_N=torch.tensor([9], dtype=torch.int32),
         prefill_rows_P=torch.zeros(1, dtype=torch.int64),

@@ -16,6 +16,7 @@ from torch import Tensor
 import inflight_kernels
 from inflight_kernels.cpu import Batch, Instruction, Program, Unsupported, WeightPacker, load_library, record
 from inflight_kernels.cpu.variants import AMX
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 
 pytestmark = [pytest.mark.slow, needs_compiler]
 
@@ -67,19 +68,19 @@ class LatentAttention:
         queries = x.new_empty(len(x), self.num_heads, self.latent + self.rotated)
         inflight_kernels.head_linear(q[..., : self.plain], self.keys_of_heads, queries[..., : self.latent])
         inflight_kernels.rope_and_latent_write(
-            q[..., self.plain :], latent, self.norm, 1e-6, self.cos_sin, batch.positions_T, self.cache, batch.slots_T,
-            queries[..., self.latent :], self.scale, self.adjacent_pairs,
+            q[..., self.plain :], latent, self.norm, 1e-6, self.cos_sin, batch.positions_T, self.cache,
+            batch.blocks[0].slots_T, queries[..., self.latent :], self.scale, self.adjacent_pairs,
         )  # fmt: skip
         out = x.new_empty(len(x), self.num_heads, self.latent)
         caches, scales = (self.cache, self.cache[..., : self.latent]), {"k_scale": self.scale, "v_scale": self.scale}
         if num_decodes:
             inflight_kernels.decode_attention(
-                queries[:num_decodes], *caches, batch.block_table, batch.decode_lens_N, 0.2, out=out[:num_decodes],
+                queries[:num_decodes], *caches, batch.blocks[0].block_table, batch.decode_lens_N, 0.2, out=out[:num_decodes],
                 table_rows=batch.decode_rows_N, **scales,
             )  # fmt: skip
         if batch.prefill_rows_P.shape[0]:
             inflight_kernels.prefill_attention(
-                queries[num_decodes:], *caches, batch.block_table, batch.prefill_starts, batch.prefill_lens_P,
+                queries[num_decodes:], *caches, batch.blocks[0].block_table, batch.prefill_starts, batch.prefill_lens_P,
                 len(x), 0.2, out=out[num_decodes:], table_rows=batch.prefill_rows_P, **scales,
             )  # fmt: skip
         return inflight_kernels.head_linear(out, self.values_of_heads).view(-1, self.num_heads * self.value)
@@ -118,11 +119,11 @@ def in_chunks(program: Program, x: Tensor, sizes: list[int]) -> Tensor:
     results, begin = [], 0
     for size in sizes:
         positions = torch.arange(begin, begin + size)
+        slots = table[0, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
         whole = replace(
             Batch.meta(int(size == 1), int(size > 1)),
             positions_T=positions,
-            slots_T=table[0, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE,
-            block_table=table,
+            blocks=(StepBlocks(slots, table),),
         )
         lengths, rows = torch.tensor([begin + size], dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
         none, starts = torch.empty(0, dtype=torch.int64), torch.tensor([0, size], dtype=torch.int32)

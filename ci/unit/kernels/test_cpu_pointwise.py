@@ -18,6 +18,7 @@ from torch import Tensor
 import inflight_kernels
 from inflight_kernels import Activation
 from inflight_kernels.cpu import Batch, Program, WeightPacker, load_library, record
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 
 pytestmark = [pytest.mark.slow, needs_compiler]
 
@@ -33,7 +34,8 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def batch_of(num_tokens: int) -> Batch:
     tokens = torch.arange(num_tokens)
-    return replace(Batch.meta(num_tokens, 0), positions_T=tokens * 7 % 50, slots_T=tokens)
+    blocks = (StepBlocks(tokens, torch.zeros(1, 1, dtype=torch.int32)),)
+    return replace(Batch.meta(num_tokens, 0), positions_T=tokens * 7 % 50, blocks=blocks)
 
 
 def compiled(network: Network, input_size: int | None, dtype: torch.dtype) -> Program:
@@ -189,7 +191,7 @@ def test_so_do_norms_of_heads(
     def into(keys: Tensor, values: Tensor) -> Network:
         def network(x: Tensor, batch: Batch) -> Tensor:
             q, k, v = x.view(-1, 4, head_dim).split([2, 1, 1], 1)
-            positions, slots = batch.positions_T, batch.slots_T
+            positions, slots = batch.positions_T, batch.blocks[0].slots_T
             rotated = inflight_kernels.rope_and_kv_write(q, k, v, cos_sin, positions, keys, values, slots, *norms)
             return rotated.view(-1, 2 * head_dim)
 

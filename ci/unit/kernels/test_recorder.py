@@ -65,7 +65,7 @@ def qkv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def rotate(x: Tensor, batch: Batch, **options: object) -> Tensor:
-    arguments = {"positions": batch.positions_T, "slot_mapping": batch.slots_T, **options}
+    arguments = {"positions": batch.positions_T, "slot_mapping": batch.blocks[0].slots_T, **options}
     q, k, v = qkv(x)
     return inflight_kernels.rope_and_kv_write(q, k, v, COS_SIN, k_cache=CACHE, v_cache=CACHE, **arguments)  # type: ignore[arg-type]
 
@@ -75,7 +75,7 @@ def attend(q: Tensor, batch: Batch, **options: object) -> Tensor:
     num_decodes = batch.decode_rows_N.shape[0]
     if num_decodes:
         arguments = {
-            "block_table": batch.block_table,
+            "block_table": batch.blocks[0].block_table,
             "table_rows": batch.decode_rows_N,
             "seq_lens": batch.decode_lens_N,
             "scale": 0.5,
@@ -87,7 +87,7 @@ def attend(q: Tensor, batch: Batch, **options: object) -> Tensor:
             q[num_decodes:],
             CACHE,
             CACHE,
-            batch.block_table,
+            batch.blocks[0].block_table,
             batch.prefill_starts,
             batch.prefill_lens_P,
             5,
@@ -257,7 +257,7 @@ def spoil(**options: object) -> Callable[[Tensor, Batch], Tensor]:
 
 def read_twice(x: Tensor, batch: Batch) -> Tensor:
     q, k, v = qkv(x)
-    arguments = (COS_SIN, batch.positions_T, CACHE, CACHE, batch.slots_T)
+    arguments = (COS_SIN, batch.positions_T, CACHE, CACHE, batch.blocks[0].slots_T)
     inflight_kernels.rope_and_kv_write(q, k, v, *arguments)
     return inflight_kernels.rope_and_kv_write(q, k, v, *arguments)
 
@@ -292,7 +292,10 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Batch], Tensor], str]] = {
         lambda x, _: inflight_kernels.embedding(TOKEN_IDS, weight(100)),
         "embeds the step's token ids and positions only",
     ),
-    "ids are added": (lambda x, batch: batch.positions_T + batch.slots_T, "C\\+\\+ has no operation aten.add"),
+    "ids are added": (
+        lambda x, batch: batch.positions_T + batch.blocks[0].slots_T,
+        "C\\+\\+ has no operation aten.add",
+    ),
     "a constant is added": (lambda x, _: x + torch.zeros(13, SIZE), "C\\+\\+ has no operation aten.add"),
     "a weight between types": (
         lambda x, _: inflight_kernels.rms_norm(x, NORM.half(), 1e-6),  # type: ignore[return-value]

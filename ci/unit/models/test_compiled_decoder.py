@@ -218,7 +218,7 @@ def test_only_a_part_of_each_head_is_rotated(checkpoint: TinyCheckpoint, torch_n
 def test_what_is_no_number_stays_with_its_sequence(compiled_network: Network, step: Step) -> None:
     expected = compiled_network.logits(step)
     metadata = step.metadata()
-    spoiled = int(metadata.block_table[1][0])
+    spoiled = int(metadata.blocks[0].block_table[1][0])
     fill = compiled_network.fill_cache
 
     def fill_and_spoil() -> None:

@@ -240,18 +240,18 @@ def test_padded_steps_have_few_shapes_and_always_the_same_memory(
     monkeypatch.setattr(Decoder, "forward", watched)
     monkeypatch.setattr(computation.input, "load", watched_load)
     state = computation.state
-    addresses = [t.data_ptr() for t in (state.lengths_R, state.block_table, state.last_token_R)]
+    addresses = [t.data_ptr() for t in (state.lengths_R, state.block_tables, state.last_token_R)]
     Driver(padded_runner).run(mixed_work())
     assert {metadata.num_decodes for metadata in seen} <= {0, 1, 2, 4, 8}
-    assert {metadata.block_table.data_ptr() for metadata in seen} == {state.block_table.data_ptr()}
+    assert {metadata.blocks[0].block_table.data_ptr() for metadata in seen} == {state.block_tables.data_ptr()}
     padded = [m for m in seen if 0 in m.decode_seq_lens_N.tolist()]
     assert padded, "some steps were meant to be padded"
     for metadata in padded:
         lengths = metadata.decode_seq_lens_N
-        assert (metadata.slot_mapping_T[: len(lengths)][lengths == 0] == -1).all()
-        assert (metadata.slot_mapping_T[: len(lengths)][lengths > 0] >= 0).all()
+        assert (metadata.blocks[0].slots_T[: len(lengths)][lengths == 0] == -1).all()
+        assert (metadata.blocks[0].slots_T[: len(lengths)][lengths > 0] >= 0).all()
     assert len(numbers) == 1
-    assert addresses == [t.data_ptr() for t in (state.lengths_R, state.block_table, state.last_token_R)]
+    assert addresses == [t.data_ptr() for t in (state.lengths_R, state.block_tables, state.last_token_R)]
     assert state.lengths_R[state.padding_row] == 0
     assert not padded_runner._store.states[0]["keys"][padded_runner._store.filler_block].any()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -36,10 +38,10 @@ class AttentionRecorder(Notes):
         adjacent_pairs: bool = False,
     ) -> Tensor:
         head_dim = q.shape[2]
-        self._check_places(positions, slot_mapping)
+        group = self._check_places(positions, slot_mapping)
         if (q_norm_weight is None) != (k_norm_weight is None):
             raise Unsupported("C++ normalises either both queries and keys or neither of them")
-        cache = self._values.cache(k_cache, v_cache, head_dim, k_scale, v_scale)
+        cache = replace(self._values.cache(k_cache, v_cache, head_dim, k_scale, v_scale), group=group)
         if k.shape[1:] != k_cache.shape[2:] or v.shape[1:] != v_cache.shape[2:]:
             raise Unsupported("the cache has other heads than the keys and values")
         queries = self._values.read(q, "the queries")
@@ -79,7 +81,7 @@ class AttentionRecorder(Notes):
         scale: float | Tensor = 1.0,
         adjacent_pairs: bool = False,
     ) -> Tensor:
-        self._check_places(positions, slot_mapping)
+        group = self._check_places(positions, slot_mapping)
         size, rotary_dim = norm_weight.shape[0], q.shape[2]
         if latent.shape[1:] != (size + rotary_dim,) or cos_sin.shape[1] != rotary_dim or cache.shape[2] != 1:
             raise Unsupported("a latent is not for one key head, of which what is rotated is as much as of queries")
@@ -97,7 +99,7 @@ class AttentionRecorder(Notes):
             num_heads=q.shape[1],
             query_stride=query_stride,
             out_stride=out_stride,
-            cache=self._values.cache(cache, cache[..., :size], size + rotary_dim, scale, scale),
+            cache=replace(self._values.cache(cache, cache[..., :size], size + rotary_dim, scale, scale), group=group),
             cos_sin=self._values.constant(cos_sin, "cos_sin", (*cos_sin.shape,), torch.float32),
             adjacent_pairs=int(adjacent_pairs),
             norm=self._values.norm_weight(norm_weight, size),
@@ -107,9 +109,16 @@ class AttentionRecorder(Notes):
         self._values.forget(latent)
         return out
 
-    def _check_places(self, positions: Tensor, slot_mapping: Tensor) -> None:
-        if positions is not self._batch.positions_T or slot_mapping is not self._batch.slots_T:
+    def _check_places(self, positions: Tensor, slot_mapping: Tensor) -> int:
+        """The group of layers that has these slots."""
+        groups = [group for group, blocks in enumerate(self._batch.blocks) if blocks.slots_T is slot_mapping]
+        if positions is not self._batch.positions_T or not groups:
             raise Unsupported("C++ rotates by the step's own positions and writes to its own cache slots only")
+        return groups[0]
+
+    def _groups(self, block_table: Tensor) -> list[int]:
+        """The group of layers that has this block table; none if it is another one."""
+        return [group for group, blocks in enumerate(self._batch.blocks) if blocks.block_table is block_table]
 
     def decode_attention(
         self,
@@ -131,10 +140,10 @@ class AttentionRecorder(Notes):
         sinks: Tensor | None = None,
     ) -> Tensor:
         batch = self._batch
-        own = (block_table is batch.block_table, table_rows is batch.decode_rows_N, seq_lens is batch.decode_lens_N)
-        if not all(own):
+        groups = self._groups(block_table)
+        if not groups or table_rows is not batch.decode_rows_N or seq_lens is not batch.decode_lens_N:
             raise Unsupported("C++ has decode attention to the step's own sequences only")
-        cache = self._values.cache(k_cache, v_cache, q.shape[2], k_scale, v_scale)
+        cache = replace(self._values.cache(k_cache, v_cache, q.shape[2], k_scale, v_scale), group=groups[0])
         return self._attention(
             DecodeAttention, 0, self._num_decodes, q, cache, scale, sliding_window, out, soft_cap, sinks
         )
@@ -160,11 +169,10 @@ class AttentionRecorder(Notes):
         sinks: Tensor | None = None,
     ) -> Tensor:
         batch = self._batch
-        own = (block_table is batch.block_table, table_rows is batch.prefill_rows_P)
-        own += (query_start_loc is batch.prefill_starts, seq_lens is batch.prefill_lens_P)
-        if not all(own):
+        groups, own = self._groups(block_table), table_rows is batch.prefill_rows_P
+        if not groups or not (own and query_start_loc is batch.prefill_starts and seq_lens is batch.prefill_lens_P):
             raise Unsupported("C++ has prefill attention to the step's own sequences only")
-        cache = self._values.cache(k_cache, v_cache, q.shape[2], k_scale, v_scale)
+        cache = replace(self._values.cache(k_cache, v_cache, q.shape[2], k_scale, v_scale), group=groups[0])
         return self._attention(
             PrefillAttention, self._num_decodes, self._num_tokens, q, cache, scale, sliding_window, out, soft_cap, sinks
         )

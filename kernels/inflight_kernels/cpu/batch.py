@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 
@@ -19,16 +20,14 @@ class Batch:
 
     positions_T: Tensor
     """int64, position of each token in its sequence."""
-    slots_T: Tensor
-    """int64, block_id * block_size + offset of its key and value; negative = not stored."""
-    block_table: Tensor
-    """int32 (any number of rows, blocks of the longest)."""
+    blocks: tuple[StepBlocks, ...]
+    """Of each group of layers."""
     decode_rows_N: Tensor
-    """int64, each one's row of `block_table`."""
+    """int64, each one's row of the block tables."""
     decode_lens_N: Tensor
     """int32, tokens in the cache after this step; at least 1."""
     prefill_rows_P: Tensor
-    """int64, each one's row of `block_table`."""
+    """int64, each one's row of the block tables."""
     prefill_lens_P: Tensor
     """int32"""
     prefill_starts: Tensor
@@ -44,7 +43,7 @@ class Batch:
     """For layers that keep a state for each sequence; None = there are none."""
 
     @classmethod
-    def meta(cls, num_decodes: int, num_prefills: int) -> Batch:
+    def meta(cls, num_decodes: int, num_prefills: int, num_groups: int = 1) -> Batch:
         """Meta tensors, of chunks of five tokens: the batch that a network is recorded with."""
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
@@ -54,8 +53,7 @@ class Batch:
         positions_T = empty(num_tokens, dtype=torch.int64)
         return cls(
             positions_T=positions_T,
-            slots_T=empty(num_tokens, dtype=torch.int64),
-            block_table=empty(9, 7),
+            blocks=tuple(StepBlocks(empty(num_tokens, dtype=torch.int64), empty(9, 7)) for _ in range(num_groups)),
             decode_rows_N=empty(num_decodes, dtype=torch.int64),
             decode_lens_N=empty(num_decodes),
             prefill_rows_P=empty(num_prefills, dtype=torch.int64),

@@ -47,6 +47,7 @@ class Cache(ctypes.Structure):
         ("int64_t", "value_dim", "Elements of a value: head_dim, or fewer where they are those of the keys."),
         ("float", "key_scale value_scale", "Of fp8; else 1."),
         ("float*", "key_scales value_scales", "(blocks, block_size, num_kv_heads), of INT8; else null."),
+        ("int64_t", "group", "Which of the step's Blocks say where its tokens are."),
     )
 
 

@@ -36,8 +36,9 @@ from inflight_kernels.cpu.recording import (
     Recording,
     Weight,
 )
-from inflight_kernels.cpu.structures import NativeBatch, NativeProgram, NativeSequences, Place, Ranks
+from inflight_kernels.cpu.structures import NativeBatch, NativeBlocks, NativeProgram, NativeSequences, Place, Ranks
 from inflight_kernels.cpu.weight_packer import WeightPacker
+from inflight_kernels.kv_cache.step_blocks import StepBlocks
 from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
@@ -122,7 +123,8 @@ class Program:
         if self._keeps_state and (batch is None or batch.sequences is None):
             raise ValueError("the network keeps a state for each sequence, and the batch has no sequences")
         threads = torch.get_num_threads()
-        native_batch = _native_batch(x, batch)
+        native_blocks = _native_blocks(() if batch is None else batch.blocks)  # alive while the program runs
+        native_batch = _native_batch(x, batch, ctypes.addressof(native_blocks))
         program, step = self._program, ctypes.addressof(native_batch)
         workspace = self._workspace.address(self._functions.inflight_workspace_bytes(program, step))
         out = torch.empty((x.shape[0], self._width), dtype=self.dtype)
@@ -165,12 +167,15 @@ class _Lowering:
                 cache_format = CACHE_FORMATS.get(value.keys.tensor.dtype, CacheFormat.ELEMENT)
                 addresses = (scales.address for scales in value.slot_scales or ())
                 sizes = (block_size, num_kv_heads, head_dim, value.value_dim)
-                return Cache(keys, values, cache_format, *sizes, *value.scales, *addresses)
+                cache = Cache(keys, values, cache_format, *sizes, *value.scales, *addresses)
+                cache.group = value.group
+                return cache
             case _:
                 return value
 
 
-def _native_batch(x: Tensor, batch: Batch | None) -> NativeBatch:
+def _native_batch(x: Tensor, batch: Batch | None, blocks: int) -> NativeBatch:
+    """`blocks`: the address of those of `batch`."""
     if batch is None:
         return NativeBatch(num_tokens=x.shape[0], token_ids=_address(x))
     return NativeBatch(
@@ -179,9 +184,7 @@ def _native_batch(x: Tensor, batch: Batch | None) -> NativeBatch:
         num_prefills=batch.prefill_rows_P.shape[0],
         token_ids=_address(x),
         positions=_address(batch.positions_T),
-        slots=_address(batch.slots_T),
-        block_table=_address(batch.block_table),
-        table_width=batch.block_table.shape[1],
+        blocks=blocks,
         decode_rows=_address(batch.decode_rows_N),
         decode_lens=_address(batch.decode_lens_N),
         prefill_rows=_address(batch.prefill_rows_P),
@@ -192,6 +195,16 @@ def _native_batch(x: Tensor, batch: Batch | None) -> NativeBatch:
         adapters=None if batch.adapters_T is None else _address(batch.adapters_T),
         sequences=NativeSequences() if batch.sequences is None else _native_sequences(batch.sequences),
     )
+
+
+def _native_blocks(blocks: tuple[StepBlocks, ...]) -> ctypes.Array[NativeBlocks]:
+    native = (NativeBlocks * len(blocks))()
+    for each, of_group in zip(native, blocks, strict=True):
+        table = of_group.block_table
+        if table.stride(1) != 1:
+            raise ValueError("the ids of a row's blocks are not side by side")
+        each.slots, each.table, each.width = _address(of_group.slots_T), table.data_ptr(), table.stride(0)
+    return native
 
 
 def _native_sequences(sequences: StepSequences) -> NativeSequences:

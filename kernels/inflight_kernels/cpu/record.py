@@ -27,13 +27,17 @@ from inflight_kernels.dispatch import recording
 
 
 def record(
-    network: Callable[[Tensor, Batch], Tensor], input_size: int | None = None, dtype: torch.dtype = torch.bfloat16
+    network: Callable[[Tensor, Batch], Tensor],
+    input_size: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    num_groups: int = 1,
 ) -> Recording:
     """The operations of `network`, which computes in `dtype`, called with an input and a batch.
 
-    Its input is (T, input_size), or, with None, token ids (T,), int64. Raises Unsupported.
+    Its input is (T, input_size), or, with None, token ids (T,), int64. `num_groups`: of layers with blocks of their own.
+    Raises Unsupported.
     """
-    batches = (Batch.meta(3, 2), Batch.meta(3, 0), Batch.meta(0, 2))
+    batches = (Batch.meta(3, 2, num_groups), Batch.meta(3, 0, num_groups), Batch.meta(0, 2, num_groups))
     mixed, *others = (record_plain(network, input_size, dtype, batch) for batch in batches)
     for other, missing in zip(others, (PrefillAttention, DecodeAttention), strict=True):
         expected = tuple(operation for operation in mixed.operations if operation.kind is not missing)

@@ -107,6 +107,8 @@ class CacheTensors:
     """Of keys and of values, see Cache."""
     slot_scales: tuple[Constant, Constant] | None = None
     """Those of each slot and head."""
+    group: int = 0
+    """Which of the step's blocks say where its tokens are."""
 
 
 Field = (

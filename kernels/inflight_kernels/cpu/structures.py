@@ -32,6 +32,16 @@ class NativeSequences(ctypes.Structure):
     )
 
 
+class NativeBlocks(ctypes.Structure):
+    """Where layers of one group keep what they keep of a step's tokens, see StepBlocks."""
+
+    _fields_ = Fields(
+        ("const int64_t*", "slots", "(num_tokens): cache slot, negative = not stored."),
+        ("const int32_t*", "table", "(any number of rows, width): ids of each row's blocks."),
+        ("int64_t", "width", "Elements between two rows of the table."),
+    )
+
+
 class NativeBatch(ctypes.Structure):
     """Tokens of a step: one of each decoding row, then the chunks of the prefilling rows."""
 
@@ -39,11 +49,10 @@ class NativeBatch(ctypes.Structure):
         ("int64_t", "num_tokens num_decodes num_prefills"),
         (
             "const int64_t*",
-            "token_ids positions slots",
-            "(num_tokens) each: token id; position in the sequence; cache slot, negative = not stored.",
+            "token_ids positions",
+            "(num_tokens) each: token id; position in the sequence.",
         ),
-        ("const int32_t*", "block_table", "(any number of rows, table_width): ids of each row's blocks."),
-        ("int64_t", "table_width"),
+        ("const Blocks*", "blocks", "Of each group of layers."),
         ("const int64_t*", "decode_rows", "(num_decodes): row of the block table."),
         ("const int32_t*", "decode_lens", "(num_decodes): tokens in the cache."),
         ("const int64_t*", "prefill_rows", "(num_prefills): row of the block table."),
@@ -116,6 +125,7 @@ STRUCTURES: tuple[type[ctypes.Structure], ...] = (
     NativeNormWeight,
     *dict.fromkeys(map(structure_of, KINDS)),
     NativeSequences,
+    NativeBlocks,
     NativeBatch,
     Ranks,
     NativeProgram,

@@ -15,7 +15,7 @@ def advance_rows(
     counts: Tensor,
     lengths: Tensor,
     last_tokens: Tensor,
-    block_table: Tensor,
+    block_tables: Tensor,
     block_size: int,
     padding_row: int | None = None,
     offsets: Tensor | None = None,
@@ -24,14 +24,15 @@ def advance_rows(
 ) -> StepTokens:
     """The tokens of a step whose batch has `counts` (B,) tokens of `rows` (B,). Adds the counts to the rows' lengths.
 
-    The state of the R rows is `lengths` (R,), tokens in the cache, `last_tokens` (R,) and `block_table` (R, max_blocks)
-    int32; all else is int64. `places` (T,) is the place in the batch of each token; None = one token at each place. A
-    token's position is its row's length plus its entry of `offsets` (T,), None = 0. Its id is its entry of `token_ids`
-    (T,); where that is below 0, or without them, its row's last token. A row may stand in several places with one token
-    each; its length is then one of their ends. Tokens of the row `padding_row` have no slot.
+    The state of the R rows is `lengths` (R,), tokens in the cache, `last_tokens` (R,) and `block_tables` (R, G,
+    max_blocks) int32, one for each group of layers; all else is int64. `places` (T,) is the place in the batch of each
+    token; None = one token at each place. A token's position is its row's length plus its entry of `offsets` (T,), None
+    = 0. Its id is its entry of `token_ids` (T,); where that is below 0, or without them, its row's last token. A row
+    may stand in several places with one token each; its length is then one of their ends. Tokens of the row
+    `padding_row` have no slot.
     """
     result: StepTokens = implementation(rows, __name__).advance_rows(
-        rows, counts, lengths, last_tokens, block_table, block_size, padding_row, offsets, token_ids, places
+        rows, counts, lengths, last_tokens, block_tables, block_size, padding_row, offsets, token_ids, places
     )
     return result
 

@@ -18,7 +18,7 @@ def advance_rows(
     counts: Tensor,
     lengths: Tensor,
     last_tokens: Tensor,
-    block_table: Tensor,
+    block_tables: Tensor,
     block_size: int,
     padding_row: int | None = None,
     offsets: Tensor | None = None,
@@ -26,7 +26,7 @@ def advance_rows(
     places: Tensor | None = None,
 ) -> StepTokens:
     """The tokens of a step; adds to the length of each row its number of tokens."""
-    rows_B, lengths_R, table = rows.numpy(), lengths.numpy(), block_table.numpy()
+    rows_B, lengths_R, tables = rows.numpy(), lengths.numpy(), block_tables.numpy()
     begins = lengths_R[rows_B]
     ends = begins + counts.numpy()
     lengths_R[rows_B] = ends
@@ -43,14 +43,17 @@ def advance_rows(
         given = token_ids.numpy()
         ids = np.where(given < 0, ids, given)
     blocks = positions // block_size
-    slots = positions + (table[rows_T, blocks] - blocks) * block_size
+    slots = [
+        positions + (tables[rows_T, group, blocks] - blocks) * block_size for group in range(block_tables.shape[1])
+    ]
     if padding_row is not None:
-        slots[rows_T == padding_row] = -1
+        for of_group in slots:
+            of_group[rows_T == padding_row] = -1
     return StepTokens(
         token_ids=torch.from_numpy(ids),
         rows=rows if places is None else torch.from_numpy(rows_T),
         positions=torch.from_numpy(positions),
-        slots=torch.from_numpy(slots),
+        slots=tuple(map(torch.from_numpy, slots)),
         ends=torch.from_numpy(ends_T),
         seq_lens=torch.from_numpy(ends.astype(np.int32)),
     )

@@ -17,7 +17,7 @@ def advance_rows(
     counts: Tensor,
     lengths: Tensor,
     last_tokens: Tensor,
-    block_table: Tensor,
+    block_tables: Tensor,
     block_size: int,
     padding_row: int | None = None,
     offsets: Tensor | None = None,
@@ -26,7 +26,9 @@ def advance_rows(
 ) -> StepTokens:
     """See inflight_kernels.advance_rows. Does not wait for a device."""
     advance = on_host.advance_rows if rows.device.type == "cpu" else advance_in_torch
-    return advance(rows, counts, lengths, last_tokens, block_table, block_size, padding_row, offsets, token_ids, places)
+    return advance(
+        rows, counts, lengths, last_tokens, block_tables, block_size, padding_row, offsets, token_ids, places
+    )
 
 
 def advance_in_torch(
@@ -34,7 +36,7 @@ def advance_in_torch(
     counts: Tensor,
     lengths: Tensor,
     last_tokens: Tensor,
-    block_table: Tensor,
+    block_tables: Tensor,
     block_size: int,
     padding_row: int | None = None,
     offsets: Tensor | None = None,
@@ -55,9 +57,11 @@ def advance_in_torch(
     ids = last_tokens.index_select(0, rows_of_tokens)
     if token_ids is not None:
         ids = torch.where(token_ids < 0, ids, token_ids)
-    slots = cache_slots(block_table, rows_of_tokens, positions, block_size)
+    slots = cache_slots(block_tables, rows_of_tokens, positions, block_size)
     if padding_row is not None:
-        slots.masked_fill_(rows_of_tokens == padding_row, -1)
+        is_padding = rows_of_tokens == padding_row
+        for of_group in slots:
+            of_group.masked_fill_(is_padding, -1)
     return StepTokens(
         token_ids=ids,
         rows=rows_of_tokens,

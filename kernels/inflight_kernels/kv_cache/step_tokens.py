@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class StepTokens(NamedTuple):
-    """Legend: T tokens of the step, B rows of its batch."""
+    """Legend: T tokens of the step, B rows of its batch, G groups of layers with blocks of their own."""
 
     token_ids: Tensor
     """int64 (T,)"""
@@ -16,8 +16,8 @@ class StepTokens(NamedTuple):
     """int64 (T,), row of each token."""
     positions: Tensor
     """int64 (T,), position of each token in its row."""
-    slots: Tensor
-    """int64 (T,), cache slot of each token's keys and values; -1 = none."""
+    slots: tuple[Tensor, ...]
+    """G times int64 (T,), cache slot of what a group keeps of each token; -1 = none."""
     ends: Tensor
     """int64 (T,), tokens of the row up to this one; 0 for padding."""
     seq_lens: Tensor

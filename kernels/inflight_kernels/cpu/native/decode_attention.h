@@ -71,7 +71,7 @@ inline void run_decode(const Attention& op, const Run& step) {
                         context.end,
                         0};
     Gathered gathered;
-    gather_part(op, step, heads, blocks_of(batch, batch.decode_rows[row]), kv_head,
+    gather_part(op, step, heads, blocks_of(batch, op.cache, batch.decode_rows[row]), kv_head,
                 (context.first_part + part) * KEYS_OF_PART, gathered);
     for (int64_t i = 0; i < count; ++i) {
       const float* sums = gathered.sums + i * value_dim;

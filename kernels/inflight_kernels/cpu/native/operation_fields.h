@@ -148,6 +148,8 @@ struct Cache {
   float key_scale, value_scale;
   /// (blocks, block_size, num_kv_heads), of INT8; else null.
   float *key_scales, *value_scales;
+  /// Which of the step's Blocks say where its tokens are.
+  int64_t group;
 };
 
 /// What a norm multiplies with, as many as it has columns: elements, before which the normalised values are rounded, or
@@ -501,14 +503,23 @@ struct Sequences {
   const int32_t* kept;
 };
 
+/// Where layers of one group keep what they keep of a step's tokens, see StepBlocks.
+struct Blocks {
+  /// (num_tokens): cache slot, negative = not stored.
+  const int64_t* slots;
+  /// (any number of rows, width): ids of each row's blocks.
+  const int32_t* table;
+  /// Elements between two rows of the table.
+  int64_t width;
+};
+
 /// Tokens of a step: one of each decoding row, then the chunks of the prefilling rows.
 struct Batch {
   int64_t num_tokens, num_decodes, num_prefills;
-  /// (num_tokens) each: token id; position in the sequence; cache slot, negative = not stored.
-  const int64_t *token_ids, *positions, *slots;
-  /// (any number of rows, table_width): ids of each row's blocks.
-  const int32_t* block_table;
-  int64_t table_width;
+  /// (num_tokens) each: token id; position in the sequence.
+  const int64_t *token_ids, *positions;
+  /// Of each group of layers.
+  const Blocks* blocks;
   /// (num_decodes): row of the block table.
   const int64_t* decode_rows;
   /// (num_decodes): tokens in the cache.
@@ -584,6 +595,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Cache, value_scale),
     offsetof(Cache, key_scales),
     offsetof(Cache, value_scales),
+    offsetof(Cache, group),
     sizeof(NormWeight),
     offsetof(NormWeight, elements),
     offsetof(NormWeight, floats),
@@ -819,15 +831,17 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Sequences, starts),
     offsetof(Sequences, positions),
     offsetof(Sequences, kept),
+    sizeof(Blocks),
+    offsetof(Blocks, slots),
+    offsetof(Blocks, table),
+    offsetof(Blocks, width),
     sizeof(Batch),
     offsetof(Batch, num_tokens),
     offsetof(Batch, num_decodes),
     offsetof(Batch, num_prefills),
     offsetof(Batch, token_ids),
     offsetof(Batch, positions),
-    offsetof(Batch, slots),
-    offsetof(Batch, block_table),
-    offsetof(Batch, table_width),
+    offsetof(Batch, blocks),
     offsetof(Batch, decode_rows),
     offsetof(Batch, decode_lens),
     offsetof(Batch, prefill_rows),

@@ -21,8 +21,14 @@ inline int64_t begin_of(const Attention& op, int64_t end) {
   return end - (op.sliding_window ? op.sliding_window : INT32_MAX);
 }
 
-inline const int32_t* blocks_of(const Batch& batch, int64_t table_row) {
-  return batch.block_table + table_row * batch.table_width;
+inline const int32_t* blocks_of(const Batch& batch, const Cache& cache, int64_t table_row) {
+  const Blocks& blocks = batch.blocks[cache.group];
+  return blocks.table + table_row * blocks.width;
+}
+
+/// Where a token's keys and values go; negative = nowhere.
+inline int64_t slot_of(const Batch& batch, const Cache& cache, int64_t token) {
+  return batch.blocks[cache.group].slots[token];
 }
 
 inline bool has_adapter(const Batch& batch, int64_t token) { return batch.adapters && batch.adapters[token] >= 0; }

@@ -289,7 +289,7 @@ inline void run(const RopeAndKvWrite& op, const Run& step) {
       if (has_norms) rms_norm(query, op.query_norm, head_dim, op.norm_eps, query);
       rotate(query);
     }
-    const int64_t slot = step.batch.slots[token];
+    const int64_t slot = slot_of(step.batch, op.cache, token);
     if (slot < 0) return;
     Element* const keys = row_of(op.keys);
     for (int64_t i = 0; i < size; i += head_dim) {
@@ -311,7 +311,7 @@ inline void run(const RopeAndLatentWrite& op, const Run& step) {
       std::copy_n(row_of(op.queries) + head * op.query_stride, rotary_dim, query);
       rotate_head(op.adjacent_pairs, cos_sin, rotary_dim, query);
     }
-    const int64_t slot = step.batch.slots[token];
+    const int64_t slot = slot_of(step.batch, op.cache, token);
     if (slot < 0) return;
     Element* const latent = row_of(op.latent);
     rms_norm(latent, op.norm, size, op.norm_eps, latent);

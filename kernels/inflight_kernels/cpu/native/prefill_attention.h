@@ -30,7 +30,7 @@ inline Chunk find_chunk(const Attention& op, const Batch& batch, int64_t row, in
   const int64_t num_keys = batch.prefill_lens[row];
   chunk.first_key = first_key(op, num_keys - chunk.num_tokens + 1) / KEYS_AT_ONCE * KEYS_AT_ONCE;
   chunk.num_keys = num_keys - chunk.first_key;
-  chunk.blocks = blocks_of(batch, batch.prefill_rows[row]);
+  chunk.blocks = blocks_of(batch, op.cache, batch.prefill_rows[row]);
   const int64_t count = chunk.padded_keys() * op.cache.num_kv_heads;
   chunk.keys = used;
   chunk.values = used + count * op.cache.head_dim;
