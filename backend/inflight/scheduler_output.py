@@ -69,7 +69,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """All tokens known so far: the prompt, and what was generated before a pause or by ranks that died."""
     num_prompt_tokens: int
     block_ids: list[int]
-    """Blocks that already belong to it (cached prefix and first allocation), in order."""
+    """Blocks that already belong to it (cached prefix and first allocation), in order. Where groups of layers have
+    blocks of their own, each block of tokens has one for each group, side by side; negative = it has none there."""
     sampling_config: SamplingConfig
     end_ids: list[int] = []
     bad_words: list[list[int]] = []
@@ -103,7 +104,9 @@ class RowWork(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The tokens, as far as the host knows them: all, or all but the first. The first is then what the row sampled
     last, which may still be on the device only. Drafts are either given here, or each of them is DRAFTED."""
     new_block_ids: list[int] = []
-    """Appended to the row's block table."""
+    """Appended to the row's blocks, see NewSequence.block_ids."""
+    passed_blocks: list[int] = []
+    """Places among the row's blocks that hold none any more: no token of this step or of later ones sees them."""
     num_sampled: int = 1
     """Number of last tokens after which a token is sampled: 0 for a chunk of a prompt that is not the last, otherwise
     1; `num_tokens` if all but the first are drafts to be verified. `is_chosen` is then set for the row's next work."""

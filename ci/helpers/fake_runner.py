@@ -2,8 +2,8 @@
 
 The state of each token (see fake_network.py) lies in the simulated memory, and is read back through the row's block
 table, as attention would. So a block that was overwritten, shared wrongly or not yet written is found in the step that
-reads it. With `num_state_slots` the same states also lie in slots, as those of a recurrence would: each row goes on
-from the one in its slot.
+reads it. Each group of layers has it in blocks of its own, and sees no more than its window. With `num_state_slots` the
+same states also lie in slots, as those of a recurrence would: each row goes on from the one in its slot.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from inflight.scheduler_output import (
     top_names,
 )
 
+NO_BLOCK = -1
 EMPTY = -1
 """What memory holds that nobody has written."""
 
@@ -41,8 +42,9 @@ def _as_array(tokens: list[int]) -> Array:
 class Row:
     """The runner's persistent state of one row."""
 
-    def __init__(self, new: NewSequence) -> None:
+    def __init__(self, new: NewSequence, num_groups: int) -> None:
         self.new = new
+        self.num_groups = num_groups
         self.token_ids = list(new.token_ids)
         self.num_computed: int | None = None
         self.block_ids = list(new.block_ids)
@@ -55,8 +57,10 @@ class Row:
     def is_beam(self) -> bool:
         return BEAM_LOG_PROBS in self.new.outputs
 
-    def slot(self, position: int, block_size: int) -> int:
-        return self.block_ids[position // block_size] * block_size + position % block_size
+    def slot(self, position: int, block_size: int, group: int = 0) -> int:
+        block_id = self.block_ids[position // block_size * self.num_groups + group]
+        assert block_id >= 0, "a block that the row does not have"
+        return block_id * block_size + position % block_size
 
 
 class FakeRunner:
@@ -73,6 +77,7 @@ class FakeRunner:
         num_host_blocks: int = 0,
         num_state_slots: int | None = None,
         num_host_state_slots: int = 0,
+        windows: tuple[int, ...] = (0,),
         fail_launch: Callable[[int], bool] = lambda step: False,
         fail_collect: Callable[[int], bool] = lambda step: False,
         row_error: Callable[[Row], str | None] = lambda row: None,
@@ -81,12 +86,13 @@ class FakeRunner:
     ) -> None:
         """`num_stages`: pipeline stages. With several, the host must know every token of a step. `num_state_slots`:
         besides those of rows and padding; None = the network has no recurrence. `num_host_state_slots`: for states in
-        host memory.
+        host memory. `windows`: see BlockGroups.
 
         `fail_*`: given the number of the step, from 0, whether it raises. `row_error`: a row that cannot go on.
         `forced`: what a guided row that is about to sample is told to be forced. `is_lasting`: whether a step's
         exception is of an error that stays."""
         self.block_size = block_size
+        self.windows = windows
         self.max_batch_size = max_batch_size
         self.max_num_tokens = max_num_tokens
         self.num_stages = num_stages
@@ -122,16 +128,16 @@ class FakeRunner:
         self.launched.append(scheduled)
         self._transfer(scheduled)
         for new in scheduled.new_sequences:
-            self.rows[new.row] = Row(new)
+            self.rows[new.row] = Row(new, len(self.windows))
         work = [(self.rows[part.row], part, self._take_in(part)) for part in scheduled.rows]
         # Every row writes before any reads: what a row reads of another's must have been there before the step.
-        read = [self._read_prefix(row, part.start) for row, part, _ in work]
+        read = [self._read_prefix(row, part.start, part.start) for row, part, _ in work]
         for (row, part, token_ids), state in zip(work, read, strict=True):
             self._write(row, part.start, token_ids, state)
         for _, part, token_ids in work:
             self._recur(part, token_ids)
         for row, part, _ in work:
-            self._read_prefix(row, part.start + part.num_tokens)
+            self._read_prefix(row, part.start, part.start + part.num_tokens)
         for export in scheduled.exports:
             content = [state for block_id in export.blocks for state in self.memory[self._slots(block_id)]]
             self.exported[export.key] = content if self.slots is None else [*content, self.slots[export.slot]]
@@ -187,7 +193,7 @@ class FakeRunner:
         assert sources.isdisjoint(destination for _, destination in scheduled.block_copies), "copies depend on order"
         num_copies = len(scheduled.onboards) + len(placed) + len(scheduled.block_copies)
         assert len(destinations) == num_copies, "a block is copied to twice"
-        assert destinations.issuperset(scheduled.scrubbed_block_ids)
+        assert any(self.windows) or destinations.issuperset(scheduled.scrubbed_block_ids)
         self._copy_blocks(scheduled.block_copies, self.memory, self.memory)
         self._copy_states(scheduled)
         for arrival in scheduled.arrivals:
@@ -266,6 +272,9 @@ class FakeRunner:
     def _take_in(self, part: RowWork) -> list[int]:
         """The row's tokens of this step, after checking that the step goes on where the last one ended."""
         row = self.rows[part.row]
+        for place in part.passed_blocks:
+            assert row.block_ids[place] >= 0, "a block was given back twice"
+            row.block_ids[place] = NO_BLOCK
         row.block_ids.extend(part.new_block_ids)
         if part.is_prefill:
             row.num_seen = part.start + part.num_tokens
@@ -291,7 +300,8 @@ class FakeRunner:
         row.num_computed = part.start + part.num_tokens
         is_last = row.num_computed == len(row.token_ids)
         assert bool(part.num_sampled) == is_last, "a row samples exactly at its last known tokens"
-        assert row.num_computed <= len(row.block_ids) * self.block_size, "the block table is too short"
+        num_blocks, num_left = divmod(len(row.block_ids), len(self.windows))
+        assert not num_left and row.num_computed <= num_blocks * self.block_size, "the block table is too short"
         return token_ids
 
     def _draft(self, part: RowWork, row: Row) -> RowWork:
@@ -311,17 +321,21 @@ class FakeRunner:
         known = part.token_ids[: len(part.token_ids) - len(drafts)]
         return structs.replace(part, token_ids=[*known, *drafts])
 
-    def _read_prefix(self, row: Row, length: int) -> int:
-        """State at the end of the row's first `length` tokens, after comparing all of them with the truth."""
+    def _read_prefix(self, row: Row, start: int, length: int) -> int:
+        """State at the end of the row's first `length` tokens, after comparing all that those from `start` on see with
+        the truth."""
         states = states_of(row.token_ids[:length])
-        found = [self.memory[row.slot(position, self.block_size)] for position in range(length)]
-        assert found == states, f"the KV memory of row {row.new.row} does not hold its tokens"
+        for group, window in enumerate(self.windows):
+            first = max(start - window + 1, 0) if window else 0
+            found = [self.memory[row.slot(position, self.block_size, group)] for position in range(first, length)]
+            assert found == states[first:], f"the KV memory of row {row.new.row} does not hold its tokens"
         return states[-1] if states else 0
 
     def _write(self, row: Row, start: int, token_ids: list[int], state: int) -> None:
         for position, token_id in enumerate(token_ids, start):
             state = fold(state, token_id)
-            self.memory[row.slot(position, self.block_size)] = state
+            for group in range(len(self.windows)):
+                self.memory[row.slot(position, self.block_size, group)] = state
 
     def _tensors(self, scheduled: SchedulerOutput) -> dict[int, RowTensors]:
         """Of each output that a row asks for, the tokens that it is of."""

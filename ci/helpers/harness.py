@@ -92,6 +92,7 @@ class Harness:
         kv_cache: dict[str, Any] | None = None,
         num_state_slots: int | None = None,
         num_host_state_slots: int = 0,
+        windows: tuple[int, ...] = (0,),
         state_interval: int = 8,
         runner: dict[str, Any] | None = None,
         runner_type: type[FakeRunner] = FakeRunner,
@@ -111,6 +112,8 @@ class Harness:
             num_blocks=num_blocks,
             block_size=block_size,
             hash_key=hash_key,
+            windows=windows,
+            max_num_tokens=max_num_tokens,
             enable_reuse=enable_reuse,
             state_slots=StateSlots.beside_rows(max_batch_size, num_state_slots, num_host_state_slots),
             state_interval=state_interval,
@@ -136,6 +139,7 @@ class Harness:
             num_stages=num_stages,
             num_state_slots=num_state_slots,
             num_host_state_slots=num_host_state_slots,
+            windows=windows,
             **(runner or {}),
         )
         self.callbacks = Callbacks(
@@ -148,7 +152,7 @@ class Harness:
             vocab_size=VOCAB_SIZE,
             max_seq_len=max_seq_len,
             max_input_len=max_seq_len - 1,
-            kv_cache_tokens=num_blocks * block_size,
+            kv_cache_tokens=self.kv_cache.groups.most_tokens(num_blocks, max_num_tokens, 2 * max_seq_len),
             max_batch_size=max_batch_size,
             max_context_tokens=max_seq_len,
             has_draft_model=True,

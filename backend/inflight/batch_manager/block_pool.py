@@ -25,11 +25,10 @@ from itertools import count
 from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.eviction_queue import EvictionQueue
 from inflight.batch_manager.host_tier import NO_TRANSFERS, BlockTransfers, HostTier
-from inflight.batch_manager.prefix_table import CachedBlock, PartialMatch, PrefixTable
+from inflight.batch_manager.prefix_table import HASH_BYTES, CachedBlock, PartialMatch, PrefixTable
 from inflight.kv_cache_events import DEVICE_LEVEL, HOST_LEVEL
 from inflight.kv_cache_retention import DEFAULT_PRIORITY, Retention
 
-HASH_BYTES = 16
 SPARE_EXPIRIES = 64
 """Entries of the heap of expiries beyond twice the cached blocks, before stale ones are thrown out."""
 
@@ -259,9 +258,9 @@ class BlockPool:
             self._copies.append((source, target))
         self._scrubbed.append(target)
 
-    def scrub(self, block_id: int) -> None:
-        """The same for a used block that is about to be filled from elsewhere."""
-        self._scrubbed.append(block_id)
+    def scrub(self, block_ids: Iterable[int]) -> None:
+        """The same for used blocks that are about to be filled from elsewhere, or given back without being checked."""
+        self._scrubbed += block_ids
         self._has_transfers = True
 
     def take_transfers(self) -> BlockTransfers:
@@ -372,6 +371,20 @@ class BlockPool:
         for block in removed:
             self._drop(block)
             self._host.forget_device_block(block.block_id)
+        if removed and self.events is not None:
+            self.events.removed(removed)
+
+    def forget_cached(self, block_hashes: Iterable[bytes]) -> None:
+        """The same for whatever is cached under these hashes, whoever holds it."""
+        removed = [block for block_hash in block_hashes if (block := self._table.get(block_hash)) is not None]
+        for block in removed:
+            del self._contents[block.block_id]
+            if self._host.holds(block):
+                self._host.leave(block, block.block_id)
+            elif self._ref_counts[block.block_id] == 0:
+                self._evictable.remove(block)
+                self._blank.append(block.block_id)
+            self._drop(block)
         if removed and self.events is not None:
             self.events.removed(removed)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from inflight.batch_manager.prefix_table import CachedBlock
+from inflight.batch_manager.prefix_table import HASH_BYTES, CachedBlock
 from inflight.kv_cache_events import (
     KVCacheCreatedData,
     KVCacheEvent,
@@ -19,7 +19,8 @@ from inflight.kv_cache_events import (
 
 
 class EventBuffer:
-    """On the leader only, and only if events are wanted: ranks without one decide the same."""
+    """On the leader only, and only if events are wanted: ranks without one decide the same. Where groups of layers have
+    blocks of their own, events are of the first group's."""
 
     def __init__(self, max_size: int) -> None:
         self._events: deque[KVCacheEvent] = deque(maxlen=max_size)
@@ -60,21 +61,27 @@ class EventBuffer:
         self._add(KVCacheStoredData(parent_hash=None if parent == root else _opaque(parent), blocks=found))
 
     def removed(self, blocks: Iterable[CachedBlock]) -> None:
-        hashes = [_opaque(block.block_hash) for block in blocks]
+        hashes = [_opaque(block.block_hash) for block in blocks if _is_of_first_group(block)]
         if hashes:
             self._add(KVCacheRemovedData(block_hashes=hashes))
 
     def moved(self, block: CachedBlock, old_level: int, new_level: int) -> None:
-        diff = KVCacheEventDiff(old_level, new_level)
-        self._add(KVCacheUpdatedData(block_hash=_opaque(block.block_hash), cache_level=diff))
+        self._updated(block, cache_level=KVCacheEventDiff(old_level, new_level))
 
     def prioritized(self, block: CachedBlock, old_priority: int) -> None:
-        diff = KVCacheEventDiff(old_priority, block.priority)
-        self._add(KVCacheUpdatedData(block_hash=_opaque(block.block_hash), priority=diff))
+        self._updated(block, priority=KVCacheEventDiff(old_priority, block.priority))
+
+    def _updated(self, block: CachedBlock, **changes: KVCacheEventDiff) -> None:
+        if _is_of_first_group(block):
+            self._add(KVCacheUpdatedData(block_hash=_opaque(block.block_hash), **changes))
 
     def _add(self, data: KVCacheEventData) -> None:
         self._events.append(KVCacheEvent(event_id=self._num_events, data=data))
         self._num_events += 1
+
+
+def _is_of_first_group(block: CachedBlock) -> bool:
+    return len(block.block_hash) == HASH_BYTES
 
 
 def _opaque(block_hash: bytes) -> int:

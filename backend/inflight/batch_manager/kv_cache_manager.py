@@ -5,6 +5,10 @@ sequences with the same `Request.prefix_identity`, and between the sequences of 
 full and is never written again: if a prompt ends within a block, each sequence of its request gets a copy of that
 block. So does a sequence whose tokens part from those of a cached block within it, where partial reuse is enabled.
 
+Layers with a sliding window may have blocks of their own (BlockGroups). `block_ids` of a sequence, of a prefix and of
+what is allocated have then one id for each group, side by side, for each block of tokens; NO_BLOCK stands where a
+sequence has passed a block or never needed it. A prefix can be used where the last blocks before its end are cached.
+
 Recurrent layers keep a state for each sequence. Where there are some, `states` says behind which of its tokens it is
 kept, and a prefix can be used only as far as there is a state behind it.
 """
@@ -18,13 +22,19 @@ from inflight.batch_manager.block_pool import BlockPool
 from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.host_tier import BlockTransfers
 from inflight.batch_manager.prefix import Prefix
-from inflight.batch_manager.prefix_table import CachedBlock, PartialMatch
+from inflight.batch_manager.prefix_search import PrefixSearch
+from inflight.batch_manager.prefix_table import CachedBlock, PartialMatch, hash_in_group
 from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
 from inflight.batch_manager.sequence_states import SequenceStates
 from inflight.batch_manager.state_slots import StateSlots
+from inflight.block_groups import BlockGroups
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.kv_cache_retention import Retention
 from inflight.scheduler_output import Arrival
+
+MOST_AHEAD = 64
+"""Tokens of a decoding sequence, drafts included, that launched steps may be ahead of those that the host knows, where
+layers have windows: blocks for them are reserved beside those of the window."""
 
 
 class KVCacheManager:
@@ -36,6 +46,8 @@ class KVCacheManager:
         num_blocks: int,
         block_size: int,
         hash_key: bytes,
+        windows: tuple[int, ...] = (0,),
+        max_num_tokens: int = 0,
         enable_reuse: bool = True,
         enable_partial_reuse: bool = False,
         copy_on_partial_reuse: bool = True,
@@ -45,14 +57,18 @@ class KVCacheManager:
         state_slots: StateSlots | None = None,
         state_interval: int = 0,
     ) -> None:
-        """`hash_key`: secret bytes for the table of cached prefixes (see BlockPool). `copy_on_partial_reuse`: also from
+        """`hash_key`: secret bytes for the table of cached prefixes (see BlockPool). `windows`: see BlockGroups.
+        `max_num_tokens`: of a step; counts with windows. `copy_on_partial_reuse`: also from
         blocks that sequences hold. `num_host_blocks`: slots for cold blocks of at least `min_offload_priority`.
         `events`: where to note what happens to cached blocks; None = nowhere. `state_slots`: for the states of
         sequences, one taken every `state_interval` tokens; None = no layer keeps one."""
         self.block_size = block_size
+        self.groups = BlockGroups(block_size, windows)
+        self._max_num_tokens = max_num_tokens
         self._enable_reuse = enable_reuse
-        # A state is behind whole blocks only.
-        self._enable_partial_reuse = enable_reuse and enable_partial_reuse and state_slots is None
+        # A state is behind whole blocks only, and so is what windows need.
+        has_partial_reuse = enable_partial_reuse and state_slots is None and not self.groups.have_windows
+        self._enable_partial_reuse = enable_reuse and has_partial_reuse
         self._copies_used_blocks = copy_on_partial_reuse
         self._pool = BlockPool(
             num_blocks,
@@ -112,16 +128,22 @@ class KVCacheManager:
         return self._pool.num_onboarded
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        """Most blocks that a sequence of so many tokens holds at a time."""
+        return self.groups.most_held_of_all(num_tokens, self._max_num_tokens)
 
     def num_blocks_taken(self, num_tokens: int, prefix: Prefix) -> int:
-        """Free blocks that a sequence of `num_tokens` tokens takes, if it starts on `prefix`.
+        """Most free blocks that a sequence of `num_tokens` tokens takes, if it starts on `prefix`.
 
         A block that a running sequence holds costs nothing; a cached one that no sequence holds counts as free, and so
         does one that is only copied from, until the step is launched.
         """
-        num_shared = len(prefix.block_ids) if prefix.has_arrived else prefix.num_tokens // self.block_size
-        needed = self.num_blocks_for(num_tokens) - num_shared + self._pool.num_revived(prefix.block_ids)
+        groups, num_shared = self.groups, prefix.num_tokens // self.block_size
+        if prefix.has_arrived:
+            num_shared = len(prefix.block_ids) // len(groups)
+        needed = self._pool.num_revived(_held(prefix.block_ids))
+        for group in range(len(groups)):
+            num_held = num_shared - groups.first_needed(group, num_shared * groups.block_size)
+            needed += groups.most_held(group, num_tokens, self._max_num_tokens) - num_held
         if prefix.partial is not None and prefix.partial.block_id < self.num_blocks:
             needed += self._pool.num_revived([prefix.partial.block_id])
         return needed
@@ -137,7 +159,7 @@ class KVCacheManager:
         if source is not None and num_shared == len(sequence.token_ids) - 1:
             return Prefix(num_shared, [], source)  # the longest that there can be: no block needs to be looked up
         block_ids = self._cached_blocks(sequence)
-        num_cached = len(block_ids) * self.block_size
+        num_cached = self._num_tokens(block_ids)
         most = len(sequence.token_ids) - 1 if self.states is None else sequence.num_prompt_tokens - 1
         num_arrived = min(sequence.num_arrived_tokens, most)
         if num_arrived > max(num_cached, 0 if source is None else num_shared):
@@ -164,7 +186,9 @@ class KVCacheManager:
         for sibling in sequence.siblings:
             is_running = sibling.status is SequenceStatus.RUNNING
             has_computed = is_running and 0 < num_shared <= sibling.num_computed_tokens
-            if has_computed and (self.states is None or self.states.has_prompt(sibling, num_shared)):
+            if not has_computed or not self._holds_windows(sibling, num_shared):
+                continue
+            if self.states is None or self.states.has_prompt(sibling, num_shared):
                 return sibling
         return None
 
@@ -183,21 +207,22 @@ class KVCacheManager:
         if partial is not None:
             return self._start_within_block(sequence, num_tokens, computed_blocks or [], partial)
         if computed_blocks:
-            prefix = Prefix(len(computed_blocks) * self.block_size, computed_blocks)
-            if self.num_blocks_taken(prefix.num_tokens + num_tokens, prefix) > self._pool.num_free:
+            num_shared = self._num_tokens(computed_blocks)
+            needed = self.groups.num_blocks(num_shared + num_tokens) * len(self.groups) - len(computed_blocks)
+            if needed + self._pool.num_revived(_held(computed_blocks)) > self._pool.num_free:
                 return None
             self._start_on(sequence, computed_blocks)
             if self.states is not None:
-                self.states.start(sequence, sequence.block_hashes[len(computed_blocks) - 1])
-        missing = self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids)
-        if missing <= 0:
+                self.states.start(sequence, sequence.block_hashes[num_shared // self.block_size - 1])
+        missing = self.num_missing(sequence, num_tokens)
+        if not missing:
             return []
         if missing > self._pool.num_free:
             return None
         new_block_ids = self._pool.allocate(missing)
         sequence.block_ids.extend(new_block_ids)
-        sequence.num_allocated_blocks += missing
-        self.num_allocated_blocks += missing
+        sequence.num_allocated_blocks += missing // len(self.groups)
+        self.num_allocated_blocks += missing // len(self.groups)
         return new_block_ids
 
     def _start_within_block(
@@ -225,7 +250,7 @@ class KVCacheManager:
         new_block_ids = self.allocate_slots(sequence, prefix.num_tokens - sequence.num_computed_tokens)
         assert new_block_ids, "a prefix that has arrived is longer than what is cached of it"
         if prefix.num_tokens % self.block_size:
-            self._pool.scrub(new_block_ids[-1])
+            self._pool.scrub(new_block_ids[-1:])
         sequence.num_computed_tokens = prefix.num_tokens
         for sibling in sequence.siblings or (sequence,):
             sibling.num_arrived_tokens = 0
@@ -251,13 +276,57 @@ class KVCacheManager:
 
     def num_freed_with(self, sequences: list[Sequence], kept: Collection[int]) -> int:
         """Blocks, but for those of `kept`, that only `sequences` hold."""
-        held = Counter(block_id for sequence in sequences for block_id in sequence.block_ids)
-        held.update(sequence.tail_block for sequence in sequences if sequence.tail_block != NO_BLOCK)
+        held = Counter(block_id for sequence in sequences for block_id in _held(sequence.block_ids))
+        held.update(block_id for sequence in sequences for block_id in sequence.tail_blocks)
         return sum(self._pool.is_held_only(id_, times) for id_, times in held.items() if id_ not in kept)
 
     def num_missing(self, sequence: Sequence, num_tokens: int) -> int:
         """Free blocks that `allocate_slots` would take for `num_tokens` more tokens of a sequence that has started."""
-        return max(self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids), 0)
+        num_blocks = self.groups.num_blocks(sequence.num_computed_tokens + num_tokens) * len(self.groups)
+        return max(num_blocks - len(sequence.block_ids), 0)
+
+    def num_yet_taken(self, sequence: Sequence, *, is_decoding: bool) -> int:
+        """Most free blocks that a sequence which has started will take until it has its maximum length."""
+        groups, num_tokens, held = self.groups, sequence.max_length - 1, len(sequence.block_ids) // len(self.groups)
+        if not groups.have_windows:
+            return (groups.num_blocks(num_tokens) - held) * len(groups)
+        at_once = MOST_AHEAD if is_decoding else self._max_num_tokens
+        return sum(
+            max(groups.most_held(group, num_tokens, at_once) - held + passed, 0)
+            for group, passed in enumerate(sequence.passed_blocks or [0] * len(groups))
+        )
+
+    def give_back(self, sequence: Sequence) -> list[int]:
+        """Take back the blocks that a sequence has passed, before it gets others: none of its tokens to come sees what
+        they hold, those that take the place of rejected drafts included. Returns their places in `block_ids`."""
+        if not self.groups.have_windows:
+            return []
+        num_certain = min(sequence.num_computed_tokens, len(sequence.token_ids) - 1)
+        places: list[int] = []
+        sequence.passed_blocks = sequence.passed_blocks or [0] * len(self.groups)
+        for group, passed in enumerate(sequence.passed_blocks):
+            first = self.groups.first_needed(group, num_certain)
+            if first > passed:
+                places += range(passed * len(self.groups) + group, first * len(self.groups), len(self.groups))
+                sequence.passed_blocks[group] = first
+        if places:
+            self.cache_blocks(sequence)
+            block_ids = [sequence.block_ids[place] for place in places]
+            for place in places:
+                sequence.block_ids[place] = NO_BLOCK
+            if not sequence.is_decoding:
+                # Nothing was sampled behind them, which would have failed: they may hold NaN.
+                self._pool.scrub(block_ids)
+            self._pool.free(block_ids)
+        return places
+
+    def _holds_windows(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether it has all that is read behind its leading `num_tokens` tokens."""
+        first_needed = self.groups.first_needed
+        return all(passed <= first_needed(group, num_tokens) for group, passed in enumerate(sequence.passed_blocks))
+
+    def _num_tokens(self, block_ids: list[int]) -> int:
+        return len(block_ids) // len(self.groups) * self.block_size
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
         """The longest cached prefix of a sequence without blocks, in blocks.
@@ -266,56 +335,61 @@ class KVCacheManager:
         """
         if not self._enable_reuse:
             return []
-        block_ids: list[int] = []
         num_left = 1
         if self.states is not None and sequence.export_key:
             num_left = 2  # the state behind all tokens but one is kept while the one before is computed
-        for index in range((len(sequence.token_ids) - num_left) // self.block_size):
-            block_id = self._pool.lookup(self._block_hash(sequence, index), self._block_tokens(sequence, index))
-            if block_id is None:
-                break
-            block_ids.append(block_id)
+        search = PrefixSearch(self.groups, lambda index, group: self._look_up(sequence, index, group))
+        num_blocks = search.longest((len(sequence.token_ids) - num_left) // self.block_size)
         if self.states is not None:
-            del block_ids[self.states.num_usable(sequence.block_hashes[: len(block_ids)]) :]
-        return block_ids
+            while num_blocks and (usable := self.states.num_usable(sequence.block_hashes[:num_blocks])) < num_blocks:
+                num_blocks = search.longest(usable)
+        return search.block_ids(num_blocks)
+
+    def _look_up(self, sequence: Sequence, index: int, group: int) -> int | None:
+        block_hash = self._block_hash(sequence, index)
+        return self._pool.lookup(hash_in_group(block_hash, group), self._block_tokens(sequence, index))
 
     def fork(self, sequence: Sequence, source: Sequence) -> None:
         """Let a sequence without blocks start, from the next step on, on the prompt that `source` has computed.
 
         A beam goes on with all that the source has computed, generated tokens included. Full blocks are shared. The one
-        in which the last token lies is held as `tail_block`, whatever becomes of the source, until the sequence has a
+        in which the last token lies is held as `tail_blocks`, whatever becomes of the source, until the sequence has a
         block of its own and the runner is told to copy it.
         """
         num_shared = sequence.num_prefix_tokens if sequence.beams is None else source.num_computed_tokens
         num_full, num_left = divmod(num_shared, self.block_size)
-        self._start_on(sequence, source.block_ids[:num_full])
+        border = num_full * len(self.groups)
+        self._start_on(sequence, source.block_ids[:border])
         if sequence.beams is not None or len(sequence.block_hashes) < num_full:
             sequence.block_hashes = source.block_hashes[:num_full]
         if num_left:
-            sequence.tail_block = source.block_ids[num_full]
-            self._pool.share([sequence.tail_block])
+            sequence.tail_blocks = source.block_ids[border : border + len(self.groups)]
+            self._pool.share(sequence.tail_blocks)
             sequence.num_computed_tokens += num_left
         if self.states is not None:
             self.states.fork(sequence, source)
 
     def drop_tail(self, sequence: Sequence) -> None:
-        """The sequence's `tail_block` was copied, or is not needed any more."""
-        if sequence.tail_block != NO_BLOCK:
-            self._pool.free([sequence.tail_block])
-            sequence.tail_block = NO_BLOCK
+        """The sequence's `tail_blocks` were copied, or are not needed any more."""
+        if sequence.tail_blocks:
+            self._pool.free(sequence.tail_blocks)
+            sequence.tail_blocks = []
 
     def _start_on(self, sequence: Sequence, computed_blocks: list[int]) -> None:
-        computed_blocks = self._pool.share(computed_blocks)
+        shared, num_groups = iter(self._pool.share(_held(computed_blocks))), len(self.groups)
+        computed_blocks = [block_id if block_id == NO_BLOCK else next(shared) for block_id in computed_blocks]
         sequence.block_ids.extend(computed_blocks)
+        num_blocks = len(computed_blocks) // num_groups
+        sequence.passed_blocks = [_num_leading(computed_blocks[group::num_groups]) for group in range(num_groups)]
         if sequence.request.kv_cache_retention_config is not None:
-            for index, block_id in enumerate(computed_blocks):
-                retention = self._retention(sequence, index)
+            for place, block_id in enumerate(computed_blocks):
+                retention = self._retention(sequence, place // num_groups)
                 if retention is not None:
                     self._pool.retain(block_id, retention)
-        sequence.num_computed_tokens = len(computed_blocks) * self.block_size
-        sequence.num_cached_blocks = len(computed_blocks)
-        sequence.num_reused_blocks += len(computed_blocks)
-        self.num_reused_blocks += len(computed_blocks)
+        sequence.num_computed_tokens = num_blocks * self.block_size
+        sequence.num_cached_blocks = num_blocks
+        sequence.num_reused_blocks += num_blocks
+        self.num_reused_blocks += num_blocks
 
     def count_missed(self, sequence: Sequence) -> None:
         """Count the full blocks that a sequence which is about to start did not find in the cache, and note what it
@@ -347,9 +421,13 @@ class KVCacheManager:
         for index in range(sequence.num_cached_blocks, num_full):
             tokens, block_hash = self._block_tokens(sequence, index), self._block_hash(sequence, index)
             parent, retention = self._parent_hash(sequence, index), self._retention(sequence, index)
-            block = self._pool.cache(sequence.block_ids[index], block_hash, tokens, parent, retention)
-            if block is not None:
-                entered.append(block)
+            for group in range(len(self.groups)):
+                block_id = sequence.block_ids[index * len(self.groups) + group]
+                if block_id == NO_BLOCK:
+                    continue
+                block = self._pool.cache(block_id, hash_in_group(block_hash, group), tokens, parent, retention)
+                if block is not None and not group:
+                    entered.append(block)
         sequence.num_cached_blocks = num_full
         if self._pool.events is not None:
             adapter = sequence.request.loaded_adapter
@@ -361,14 +439,19 @@ class KVCacheManager:
         if trusted:
             self.cache_blocks(sequence)
         else:
-            self._pool.forget(sequence.block_ids)
-        self._pool.free(sequence.block_ids)
+            self._pool.forget(_held(sequence.block_ids))
+            self._forget_passed(sequence)
+        self._pool.free(_held(sequence.block_ids))
         self.drop_tail(sequence)
         if self.states is not None:
             self.states.free(sequence)
-        sequence.block_ids = []
+        sequence.block_ids, sequence.passed_blocks = [], []
         sequence.num_cached_blocks = 0
         sequence.num_computed_tokens = 0
+
+    def _forget_passed(self, sequence: Sequence) -> None:
+        for group, passed in enumerate(sequence.passed_blocks):
+            self._pool.forget_cached(hash_in_group(block_hash, group) for block_hash in sequence.block_hashes[:passed])
 
     def reset(self) -> None:
         """Forget all cached prefixes. No sequence may hold blocks."""
@@ -379,8 +462,8 @@ class KVCacheManager:
 
     def check(self, sequences: list[Sequence]) -> None:
         """Raise AssertionError unless used + free = total and `sequences` hold exactly the used blocks."""
-        tails = [[sequence.tail_block] for sequence in sequences if sequence.tail_block != NO_BLOCK]
-        self._pool.check([*(sequence.block_ids for sequence in sequences), *tails])
+        held = [[*_held(sequence.block_ids), *sequence.tail_blocks] for sequence in sequences]
+        self._pool.check(held)
         if self.states is not None:
             self.states.check(sequences)
 
@@ -405,3 +488,12 @@ class KVCacheManager:
         """What its request says about a block; None = nothing."""
         config = sequence.request.kv_cache_retention_config
         return None if config is None else config.of_block(index * self.block_size, sequence.num_prompt_tokens)
+
+
+def _held(block_ids: list[int]) -> list[int]:
+    return [block_id for block_id in block_ids if block_id != NO_BLOCK]
+
+
+def _num_leading(block_ids: list[int]) -> int:
+    """Of those that are NO_BLOCK."""
+    return next((place for place, block_id in enumerate(block_ids) if block_id != NO_BLOCK), len(block_ids))

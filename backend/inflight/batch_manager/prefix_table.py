@@ -13,6 +13,14 @@ from typing import NamedTuple
 
 from inflight.kv_cache_retention import DEFAULT_PRIORITY
 
+HASH_BYTES = 16
+"""Of a block's tokens and of what is before them."""
+
+
+def hash_in_group(block_hash: bytes, group: int) -> bytes:
+    """What a block of a group of layers is found by, if this is the hash of its tokens."""
+    return block_hash + bytes((group,)) if group else block_hash
+
 
 class CachedBlock:
     """A full block whose content is known."""

@@ -44,7 +44,27 @@ class RunningBatch:
 
     def num_missing(self, sequence: Sequence) -> int:
         """Free blocks that a running sequence will take until it has its maximum length."""
-        return self._kv_cache.num_blocks_for(sequence.max_length - 1) - len(sequence.block_ids)
+        return self._kv_cache.num_yet_taken(sequence, is_decoding=sequence.is_decoding)
+
+    def note_prefilled(self, sequence: Sequence) -> None:
+        """With what is scheduled its prefill is complete, so that it needs fewer blocks at a time from now on."""
+        self.num_decoding += 1
+        self.num_missing_blocks += self.num_missing(sequence)
+        self.num_missing_blocks -= self._kv_cache.num_yet_taken(sequence, is_decoding=False)
+
+    def give_back(self, sequence: Sequence) -> list[int]:
+        """Take back the blocks that a running sequence has passed, see KVCacheManager."""
+        self.num_missing_blocks -= self.num_missing(sequence)
+        places = self._kv_cache.give_back(sequence)
+        self.num_missing_blocks += self.num_missing(sequence)
+        return places
+
+    def allocate(self, sequence: Sequence, num_tokens: int) -> list[int] | None:
+        """Blocks for a running sequence, see KVCacheManager.allocate_slots."""
+        self.num_missing_blocks -= self.num_missing(sequence)
+        block_ids = self._kv_cache.allocate_slots(sequence, num_tokens)
+        self.num_missing_blocks += self.num_missing(sequence)
+        return block_ids
 
     def start(self, sequence: Sequence, now_ns: int) -> list[tuple[int, int]]:
         """Give it, and every beam of its search, a row, and its adapter a slot. Returns what the runner has to put into

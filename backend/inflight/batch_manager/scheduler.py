@@ -34,7 +34,7 @@ from collections import deque
 
 from inflight.batch_manager.admission import Admission
 from inflight.batch_manager.beam_group import BeamGroup
-from inflight.batch_manager.kv_cache_manager import KVCacheManager
+from inflight.batch_manager.kv_cache_manager import MOST_AHEAD, KVCacheManager
 from inflight.batch_manager.outcomes import Outcomes
 from inflight.batch_manager.preemption import displaced_by
 from inflight.batch_manager.prefix import Prefix
@@ -169,7 +169,7 @@ class Scheduler:
 
         The sequence that is paused to free blocks is the last of the list, so never one that is already in the step.
         """
-        running, block_size = self._batch.sequences, self.kv_cache.block_size
+        running, block_size, num_groups = self._batch.sequences, self.kv_cache.block_size, len(self.kv_cache.groups)
         most_sampling = -(-self._batch.num_decoding // self.num_stages)
         index = 0
         while index < len(running):
@@ -196,13 +196,14 @@ class Scheduler:
                     continue
                 drafts = self._propose(sequence, sequence.speculation, step)
                 num_tokens += len(drafts)
-            new_block_ids = NONE
-            if start + num_tokens > len(sequence.block_ids) * block_size:
+            new_block_ids, passed = NONE, NONE
+            if (start + num_tokens) * num_groups > len(sequence.block_ids) * block_size:
+                passed = self._batch.give_back(sequence)
                 found = self._allocate(sequence, num_tokens, step)
                 if found is None:
                     continue
                 new_block_ids = found
-            step.add(sequence, num_tokens, new_block_ids, drafts)
+            step.add(sequence, num_tokens, new_block_ids, drafts, passed)
 
     def note_forced(self, forced: dict[int, list[int]]) -> None:
         """What Runner.sample has returned for the newest step, before the next one is scheduled."""
@@ -219,9 +220,13 @@ class Scheduler:
             return NO_DRAFTS
         length = len(sequence.token_ids) + sequence.num_pending
         most = min(step.num_places, step.budget // 2, sequence.max_length - 1 - length)
+        groups = self.kv_cache.groups
         if self._admission.may_pause:
-            num_spare = max(self.kv_cache.num_free_blocks - self.max_batch_size, 0)
-            most = min(most, (len(sequence.block_ids) + num_spare) * self.kv_cache.block_size - length)
+            num_spare = max(self.kv_cache.num_free_blocks - self.max_batch_size * len(groups), 0)
+            num_blocks = (len(sequence.block_ids) + num_spare) // len(groups)
+            most = min(most, num_blocks * groups.block_size - length)
+        if groups.have_windows:
+            most = min(most, MOST_AHEAD - 1 - sequence.num_pending)
         if self.kv_cache.states is not None:
             most = min(most, self.kv_cache.states.slots.num_free - 1)
         if most <= 0:
@@ -231,23 +236,23 @@ class Scheduler:
     def _continue_beams(self, group: BeamGroup, step: Step) -> None:
         """Add what is due of a beam search. If blocks are short it is paused before any of its rows is in the step."""
         budget, num_missing = step.budget, 0
-        work: list[tuple[Sequence, int]] = []
+        work: list[tuple[Sequence, int, list[int]]] = []
         for beam in group.due():
             num_tokens = len(beam.token_ids) - beam.num_computed_tokens
             if not beam.is_decoding:
                 num_tokens = min(num_tokens, budget)
                 budget -= num_tokens
             if num_tokens:
-                work.append((beam, num_tokens))
-                num_missing += self.kv_cache.num_missing(beam, num_tokens)
+                missing = self.kv_cache.num_missing(beam, num_tokens)
+                work.append((beam, num_tokens, self._batch.give_back(beam) if missing else NONE))
+                num_missing += missing
         while num_missing > self.kv_cache.num_free_blocks:
             if self._pause_for_blocks(step) is group.leader:
                 return
-        for beam, num_tokens in work:
-            new_block_ids = self.kv_cache.allocate_slots(beam, num_tokens)
+        for beam, num_tokens, passed in work:
+            new_block_ids = self._batch.allocate(beam, num_tokens)
             assert new_block_ids is not None, "there was room for it"
-            self._batch.num_missing_blocks -= len(new_block_ids)
-            step.add(beam, num_tokens, new_block_ids)
+            step.add(beam, num_tokens, new_block_ids, passed=passed)
 
     # -- starting, pausing ---------------------------------------------------------------------------------------------
 
@@ -329,10 +334,9 @@ class Scheduler:
         If there are too few free blocks, sequences are paused, the last of the batch first. Then fewer blocks are left
         free than the last one paused had held, so it starts again in this step only if others hold part of its blocks.
         """
-        while (new_block_ids := self.kv_cache.allocate_slots(sequence, num_tokens)) is None:
+        while (new_block_ids := self._batch.allocate(sequence, num_tokens)) is None:
             if self._pause_for_blocks(step) is sequence:
                 return None
-        self._batch.num_missing_blocks -= len(new_block_ids)
         return new_block_ids
 
     def _pause_for_blocks(self, step: Step) -> Sequence:

@@ -96,6 +96,7 @@ class Sequence:
         "num_returned_tokens",
         "num_reused_blocks",
         "order",
+        "passed_blocks",
         "prefix_identity",
         "request",
         "row",
@@ -104,7 +105,7 @@ class Sequence:
         "states",
         "status",
         "stop_words",
-        "tail_block",
+        "tail_blocks",
         "token_ids",
         "wants_log_probs",
     )
@@ -182,12 +183,16 @@ class Sequence:
         """Leading tokens of the prompt that it may start on because other ranks have computed them; 0 once a sequence
         of its request has."""
         self.block_ids: list[int] = []
+        """Of each block of tokens one for each group of layers that has blocks of its own, see KVCacheManager."""
         self.block_hashes: list[bytes] = []
         """Hashes of its leading full blocks, as far as they were needed."""
         self.num_cached_blocks = 0
         """Number of leading blocks that were entered into the table of cached prefixes, or came from it."""
-        self.tail_block = NO_BLOCK
-        """A sibling's block, held until its content is copied into this sequence's own block behind `block_ids`."""
+        self.passed_blocks: list[int] = []
+        """Of each group of layers, how many leading blocks its tokens to come do not see; empty = none."""
+        self.tail_blocks: list[int] = []
+        """A sibling's block, of each group of layers, held until its content is copied into this sequence's own behind
+        `block_ids`; empty = none."""
         self.states = KeptStates()
         self.num_allocated_blocks = 0
         self.num_reused_blocks = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight.batch_manager.kept_states import NO_STATE
 from inflight.batch_manager.running_batch import RunningBatch
-from inflight.batch_manager.sequence import NO_BLOCK, Sequence
+from inflight.batch_manager.sequence import Sequence
 from inflight.batch_manager.sequence_states import SequenceStates
 from inflight.scheduler_output import DRAFTED, NO_DRAFT, NO_SLOT, Arrival, Export, NewSequence, RowWork
 
@@ -73,9 +73,16 @@ class Step:
         self._is_staged = is_staged
         self._states = states
 
-    def add(self, sequence: Sequence, num_tokens: int, new_block_ids: list[int], drafts: list[int] = NONE) -> None:
+    def add(
+        self,
+        sequence: Sequence,
+        num_tokens: int,
+        new_block_ids: list[int],
+        drafts: list[int] = NONE,
+        passed: list[int] = NONE,
+    ) -> None:
         """Let a running sequence that has the blocks for it compute its next `num_tokens` tokens, the last of which are
-        `drafts`."""
+        `drafts`. `passed`: places of blocks that it has given back."""
         start = sequence.num_computed_tokens
         sequence.num_computed_tokens = end = start + num_tokens
         token_ids, samples, is_chosen, unseen_token_ids = NONE, True, False, NONE
@@ -83,15 +90,16 @@ class Step:
             token_ids, samples = sequence.token_ids[start:end], end == sequence.num_prefill_tokens
             if not sequence.is_placed:
                 self._place(sequence, start)
-                new_block_ids = NONE
+                new_block_ids = passed = NONE
             self.budget -= num_tokens
             self.prefilling.append(sequence)
-            self._batch.num_decoding += samples
+            if samples:
+                self._batch.note_prefilled(sequence)
         elif sequence.beams is not None:
             token_ids, is_chosen = sequence.token_ids[start:end], True
             if not sequence.is_placed:
                 self._place(sequence, start)
-                new_block_ids = NONE
+                new_block_ids = passed = NONE
                 self.prefilling.append(sequence)
         elif sequence.speculation is not None:
             token_ids, is_chosen = drafts, not sequence.num_pending
@@ -127,6 +135,7 @@ class Step:
                 num_tokens=num_tokens,
                 token_ids=token_ids,
                 new_block_ids=new_block_ids,
+                passed_blocks=passed,
                 num_sampled=int(samples) + len(drafts),
                 is_chosen=is_chosen,
                 draft_index=draft_index,
@@ -162,6 +171,8 @@ class Step:
     def _place(self, sequence: Sequence, start: int) -> None:
         """Describe to the runner a sequence whose first row begins at position `start`."""
         sequence.is_placed = True
-        if sequence.tail_block != NO_BLOCK:
-            self.block_copies.append((sequence.tail_block, sequence.block_ids[start // self._block_size]))
+        if sequence.tail_blocks:
+            first = start // self._block_size * len(sequence.tail_blocks)
+            own = sequence.block_ids[first : first + len(sequence.tail_blocks)]
+            self.block_copies += zip(sequence.tail_blocks, own, strict=True)
         self.new_sequences.append(sequence.describe())

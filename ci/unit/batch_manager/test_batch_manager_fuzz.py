@@ -27,6 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from msgspec import structs
 
 from inflight.batch_manager.event_buffer import EventBuffer
+from inflight.block_groups import BlockGroups
 from inflight.config import SchedulerPolicy
 from inflight.context_phase import ContextTransfer, RequestType
 from inflight.errors import StepFailed
@@ -97,6 +98,7 @@ class Histories(RuleBasedStateMachine):
         num_state_slots=st.sampled_from([None, None, 0, 1, 3, 30]),
         num_host_state_slots=st.sampled_from([0, 1, 3, 30]),
         blocks_between_states=st.sampled_from([1, 2, 5]),
+        windows=st.sampled_from([(0,), (0,), (0, 5), (3,), (0, 12, 12), (4, 0, 9), (1,)]),
     )
     def start(
         self,
@@ -116,17 +118,20 @@ class Histories(RuleBasedStateMachine):
         num_state_slots: int | None,
         num_host_state_slots: int,
         blocks_between_states: int,
+        windows: tuple[int, ...],
     ) -> None:
         """A pool that holds the longest sequence and little more. Only the first rank notes events."""
         self.max_batch_size = max_batch_size
+        max_num_tokens = max_batch_size + spare_tokens + (0 if chunked else MAX_SEQ_LEN)
+        longest = BlockGroups(block_size, windows).most_held_of_all(MAX_SEQ_LEN - 1, max_num_tokens)
         for rank in range(2):
             self.ranks.append(
                 Harness(
                     policy=policy,
                     block_size=block_size,
-                    num_blocks=-(-(MAX_SEQ_LEN - 1) // block_size) + spare_blocks,
+                    num_blocks=longest + spare_blocks,
                     max_batch_size=max_batch_size,
-                    max_num_tokens=max_batch_size + spare_tokens + (0 if chunked else MAX_SEQ_LEN),
+                    max_num_tokens=max_num_tokens,
                     max_seq_len=MAX_SEQ_LEN,
                     enable_chunked_context=chunked,
                     enable_reuse=reuse,
@@ -135,6 +140,7 @@ class Histories(RuleBasedStateMachine):
                     num_stages=num_stages,
                     num_state_slots=num_state_slots,
                     num_host_state_slots=num_host_state_slots,
+                    windows=windows,
                     state_interval=blocks_between_states * block_size,
                     kv_cache={
                         "enable_partial_reuse": partial,
@@ -224,6 +230,8 @@ class Histories(RuleBasedStateMachine):
             tokens = drafts_for(request, drafts, MAX_SEQ_LEN)
             given = ExternalDraftTokensConfig(tokens=tokens, acceptance_threshold=threshold)
             request = structs.replace(request, external_draft_tokens_config=given)
+        if self.ranks[0].kv_cache.groups.have_windows:
+            context = ""  # what has blocks of its own is not handed over
         if context == "has arrived":
             request = structs.replace(request, context_transfer=ContextTransfer(num_arrived_tokens=len(prompt)))
         elif context == "only" and beam_width == 1:

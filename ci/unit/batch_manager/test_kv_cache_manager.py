@@ -10,7 +10,7 @@ from harness import make_request
 from inflight.batch_manager.active_request import ActiveRequest
 from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
-from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
+from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig, virtual_tokens
 
 PROMPT = list(range(10))
@@ -135,7 +135,7 @@ def test_a_sibling_shares_full_blocks_and_holds_the_one_that_the_prompt_ends_in(
     manager.fork(second, first)
     new = manager.allocate_slots(second, 1)
     assert new is not None and second.block_ids == [*first.block_ids[:2], *new]
-    assert second.tail_block == first.block_ids[2] != new[0] and second.num_computed_tokens == 9
+    assert second.tail_blocks == first.block_ids[2:] != new and second.num_computed_tokens == 9
     manager.check([first, second])
     manager.free(first)
     manager.check([second])
@@ -173,7 +173,7 @@ def test_nothing_is_copied_where_the_last_token_begins_a_block(length: int) -> N
     first, second = siblings(PROMPT[:length])
     start(manager, first)
     manager.fork(second, first)
-    assert second.tail_block == NO_BLOCK and second.block_ids == first.block_ids[:-1]
+    assert not second.tail_blocks and second.block_ids == first.block_ids[:-1]
 
 
 def test_only_a_running_sibling_with_the_whole_prompt_is_a_source() -> None:

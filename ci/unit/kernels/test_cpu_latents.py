@@ -75,8 +75,8 @@ class LatentAttention:
         caches, scales = (self.cache, self.cache[..., : self.latent]), {"k_scale": self.scale, "v_scale": self.scale}
         if num_decodes:
             inflight_kernels.decode_attention(
-                queries[:num_decodes], *caches, batch.blocks[0].block_table, batch.decode_lens_N, 0.2, out=out[:num_decodes],
-                table_rows=batch.decode_rows_N, **scales,
+                queries[:num_decodes], *caches, batch.blocks[0].block_table, batch.decode_lens_N, 0.2,
+                out=out[:num_decodes], table_rows=batch.decode_rows_N, **scales,
             )  # fmt: skip
         if batch.prefill_rows_P.shape[0]:
             inflight_kernels.prefill_attention(

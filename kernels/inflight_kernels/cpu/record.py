@@ -34,8 +34,8 @@ def record(
 ) -> Recording:
     """The operations of `network`, which computes in `dtype`, called with an input and a batch.
 
-    Its input is (T, input_size), or, with None, token ids (T,), int64. `num_groups`: of layers with blocks of their own.
-    Raises Unsupported.
+    Its input is (T, input_size), or, with None, token ids (T,), int64. `num_groups`: of layers with own blocks. Raises
+    Unsupported.
     """
     batches = (Batch.meta(3, 2, num_groups), Batch.meta(3, 0, num_groups), Batch.meta(0, 2, num_groups))
     mixed, *others = (record_plain(network, input_size, dtype, batch) for batch in batches)

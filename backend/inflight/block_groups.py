@@ -1,0 +1,49 @@
+"""Groups of layers that have blocks of their own, and which of its blocks a sequence needs in each. Integers only.
+
+Layers with a sliding window see the last tokens only, and a sequence gives back the blocks that it has passed there. A
+block is the same number of bytes in every group, so that all take theirs from one pool.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGroups:
+    block_size: int
+    """Tokens of a block."""
+    windows: tuple[int, ...] = (0,)
+    """Of each group: last tokens that its layers see, the token that sees them included; 0 = all."""
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    @property
+    def have_windows(self) -> bool:
+        return any(self.windows)
+
+    def num_blocks(self, num_tokens: int) -> int:
+        """Blocks of one group that hold so many tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def first_needed(self, group: int, num_tokens: int) -> int:
+        """The first block that is read once the leading `num_tokens` tokens are computed."""
+        window = self.windows[group]
+        return max(num_tokens - window + 1, 0) // self.block_size if window else 0
+
+    def most_held(self, group: int, num_tokens: int, num_at_once: int) -> int:
+        """Most blocks that a sequence of `num_tokens` tokens has at a time, if it computes at most `num_at_once` of
+        them before it gives back what it has passed."""
+        num_blocks, window = self.num_blocks(num_tokens), self.windows[group]
+        return min(num_blocks, self.num_blocks(window - 1 + num_at_once) + 1) if window else num_blocks
+
+    def most_held_of_all(self, num_tokens: int, num_at_once: int) -> int:
+        """The same in all groups together."""
+        return sum(self.most_held(group, num_tokens, num_at_once) for group in range(len(self)))
+
+    def most_tokens(self, num_blocks: int, num_at_once: int, limit: int) -> int:
+        """Tokens of the longest sequence, of at most `limit`, for which so many blocks suffice."""
+        lengths = range(1, limit + 1)
+        return bisect_right(lengths, num_blocks, key=lambda length: self.most_held_of_all(length, num_at_once))
