@@ -9,6 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
+MOST_AHEAD = 64
+"""Tokens of a decoding sequence, drafts included, that launched steps may be ahead of those that the host knows, where
+layers have windows: blocks for them are reserved beside those of the window."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockGroups:

@@ -20,6 +20,8 @@ from inflight.sampling_config import SamplingConfig
 from inflight.speculative_decoding import ExternalDraftTokensConfig
 
 NO_DRAFT = -1
+NO_BLOCK = -1
+"""Stands among the blocks of a row where it has none."""
 NO_SLOT = -1
 """Index that means no adapter."""
 DRAFTED = -2
@@ -70,7 +72,7 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     block_ids: list[int]
     """Blocks that already belong to it (cached prefix and first allocation), in order. Where groups of layers have
-    blocks of their own, each block of tokens has one for each group, side by side; negative = it has none there."""
+    blocks of their own, each block of tokens has one for each group, side by side, or NO_BLOCK."""
     sampling_config: SamplingConfig
     end_ids: list[int] = []
     bad_words: list[list[int]] = []

@@ -57,6 +57,7 @@ class NullRunner:
 
     description = EngineDescription(device="cpu")
     block_size = BLOCK_SIZE
+    windows = (0,)
     num_host_blocks = 0
     num_snapshots = None
     num_host_snapshots = 0

@@ -115,8 +115,8 @@ class Step:
     def contexts(self) -> list[int]:
         return [*self.decodes, *(before + count for before, count in self.prefills)]
 
-    def metadata(self, given: GivenEmbeddings | None = None) -> AttentionMetadata:
-        """The step's metadata; block ids are in scrambled order."""
+    def metadata(self, given: GivenEmbeddings | None = None, num_groups: int = 1) -> AttentionMetadata:
+        """The step's metadata; block ids are in scrambled order. `num_groups`: of layers with own blocks."""
         counts = [1] * len(self.decodes) + [count for _, count in self.prefills]
         width = -(-max(self.contexts) // BLOCK_SIZE)
         generator = torch.Generator().manual_seed(1)
@@ -130,7 +130,10 @@ class Step:
         starts = torch.tensor([0, *counts[num_decodes:]], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return AttentionMetadata(
             positions_T=torch.tensor(positions),
-            blocks=(StepBlocks(torch.tensor(slots), table),),
+            blocks=tuple(
+                StepBlocks(torch.tensor(slots) + first * BLOCK_SIZE, table + first)
+                for first in range(0, num_groups * table.numel(), table.numel())
+            ),
             num_decodes=num_decodes,
             decode_rows_N=torch.arange(num_decodes),
             decode_seq_lens_N=lens[:num_decodes],
@@ -178,7 +181,7 @@ class Network:
     ) -> Tensor:
         """What the head gets, or the next pipeline stage."""
         self.fill_cache()
-        metadata = step.metadata(given)
+        metadata = step.metadata(given, len(self.cache.windows))
         if slots is not None:
             metadata = replace(metadata, adapters_T=torch.tensor(slots, dtype=torch.int32))
         return self.decoder.forward(self._token_ids(metadata), self.cache.states, metadata)
@@ -188,7 +191,7 @@ class Network:
         """The same, and outputs of layers."""
         assert isinstance(self.decoder, network.LayeredNetwork)
         self.fill_cache()
-        metadata = step.metadata()
+        metadata = step.metadata(num_groups=len(self.cache.windows))
         return self.decoder.forward_layers(self._token_ids(metadata), self.cache.states, metadata, wanted)
 
     @staticmethod

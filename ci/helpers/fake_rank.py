@@ -31,6 +31,7 @@ class LoadedFakeRunner(FakeRunner):
     def __init__(self, config: EngineConfig, crash_step: int = -1) -> None:
         config = config.for_device("cpu")
         self.num_blocks = 4 * MAX_SEQ_LEN // config.tokens_per_block
+        self.windows = (0,)
         self.num_host_blocks = 0
         self.num_snapshots = None
         self.num_host_snapshots = 0

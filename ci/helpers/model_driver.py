@@ -90,6 +90,7 @@ class Driver:
         self.runner = runner
         self.num_steps = 0
         self._max_outstanding = max_outstanding
+        self._num_groups = len(runner.windows)
         self._free_blocks = list(range(runner.num_blocks))
         random.Random(seed).shuffle(self._free_blocks)
         self._free_rows = [6, 1, 4, 0, 5, 3, 2, 7]
@@ -122,7 +123,7 @@ class Driver:
 
     def release(self, work: Work) -> None:
         """Free the row and blocks of `work`."""
-        self._free_blocks += work.blocks[work.shared_blocks :]
+        self._free_blocks += work.blocks[work.shared_blocks * self._num_groups :]
         work.blocks = []
 
     def _pause(self, running: list[Work], waiting: list[Work]) -> None:
@@ -159,7 +160,7 @@ class Driver:
     def _start(self, work: Work) -> NewSequence:
         work.row = self._free_rows.pop()
         if work.shares is not None:
-            work.blocks = work.shares.blocks[: work.shared_blocks]
+            work.blocks = work.shares.blocks[: work.shared_blocks * self._num_groups]
             work.num_computed = work.shared_blocks * self.runner.block_size
         work.num_known = len(work.token_ids)
         return NewSequence(
@@ -177,7 +178,7 @@ class Driver:
         )
 
     def _blocks_for(self, work: Work, num_tokens: int) -> list[int]:
-        needed = -(-num_tokens // self.runner.block_size) - len(work.blocks)
+        needed = -(-num_tokens // self.runner.block_size) * self._num_groups - len(work.blocks)
         taken = [self._free_blocks.pop() for _ in range(needed)]
         work.blocks += taken
         return taken

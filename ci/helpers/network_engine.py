@@ -51,8 +51,10 @@ class Engine:
         )
         self.runner = ModelRunner.load(config, rank_group or SingleRank())
         self.kv_cache = KVCacheManager(
-            num_blocks=num_blocks,
+            num_blocks=self.runner.num_blocks,
             block_size=BLOCK_SIZE,
+            windows=self.runner.windows,
+            max_num_tokens=max_num_tokens,
             hash_key=b"key",
             enable_reuse=enable_reuse,
             num_host_blocks=self.runner.num_host_blocks,

@@ -115,7 +115,7 @@ def random_step(computation: StepComputation, num_rows: int, *, has_adapters: bo
     state = computation.state
     state.lengths_R[:-1].random_(1, 60)
     state.last_token_R[:-1].random_(0, 200)
-    state.block_table[:-1].random_(0, 30)
+    state.block_tables[:-1].random_(0, 30)
     state.seeds_R.random_(0, 2**40)
     state.top_k_R[:-1].random_(0, 20)
     state.floats_FR[:, :-1].uniform_(0.1, 0.9)

@@ -24,17 +24,13 @@ from inflight.batch_manager.host_tier import BlockTransfers
 from inflight.batch_manager.prefix import Prefix
 from inflight.batch_manager.prefix_search import PrefixSearch
 from inflight.batch_manager.prefix_table import CachedBlock, PartialMatch, hash_in_group
-from inflight.batch_manager.sequence import NO_BLOCK, Sequence, SequenceStatus
+from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.batch_manager.sequence_states import SequenceStates
 from inflight.batch_manager.state_slots import StateSlots
-from inflight.block_groups import BlockGroups
+from inflight.block_groups import MOST_AHEAD, BlockGroups
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.kv_cache_retention import Retention
-from inflight.scheduler_output import Arrival
-
-MOST_AHEAD = 64
-"""Tokens of a decoding sequence, drafts included, that launched steps may be ahead of those that the host knows, where
-layers have windows: blocks for them are reserved beside those of the window."""
+from inflight.scheduler_output import NO_BLOCK, Arrival
 
 
 class KVCacheManager:

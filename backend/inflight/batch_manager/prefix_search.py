@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inflight.batch_manager.sequence import NO_BLOCK
 from inflight.block_groups import BlockGroups
+from inflight.scheduler_output import NO_BLOCK
 
 
 class PrefixSearch:

@@ -34,7 +34,7 @@ from collections import deque
 
 from inflight.batch_manager.admission import Admission
 from inflight.batch_manager.beam_group import BeamGroup
-from inflight.batch_manager.kv_cache_manager import MOST_AHEAD, KVCacheManager
+from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.outcomes import Outcomes
 from inflight.batch_manager.preemption import displaced_by
 from inflight.batch_manager.prefix import Prefix
@@ -45,6 +45,7 @@ from inflight.batch_manager.speculation.drafter import NO_DRAFTS
 from inflight.batch_manager.speculation.speculation import Speculation
 from inflight.batch_manager.step import NO_STATES, NONE, Step
 from inflight.batch_manager.waiting_queue import WaitingQueue
+from inflight.block_groups import MOST_AHEAD
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest, RequestError
 from inflight.result import FinishReason

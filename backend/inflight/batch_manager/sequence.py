@@ -27,7 +27,6 @@ from inflight.speculative_decoding import NO_SPECULATION, SpeculativeDecodingCon
 if TYPE_CHECKING:
     from inflight.batch_manager.beam_group import BeamGroup
 
-NO_BLOCK = -1
 
 Order = tuple[float, int, int]
 """The smallest comes first: by the negative priority of the request, which is -inf for those that have started if none

@@ -41,7 +41,7 @@ from inflight.runtime.device import (
 from inflight.runtime.host_units import NOTHING_ON_HOST, HostCounts, HostUnits, count_host_units
 from inflight.runtime.kernel_cache import use_kernel_cache
 from inflight.runtime.prompt_blocks import PromptBlocks
-from inflight.runtime.state_store import StateShape, StateStore, Units, count_units, num_slots
+from inflight.runtime.state_store import StateShape, StateStore, Units, count_units, find_windows, num_slots
 from inflight.scheduler_output import HIDDEN_STATES, layer_output
 from inflight.weight_identity import weight_identity
 
@@ -102,9 +102,15 @@ class EngineParts:
 
     @property
     def state_shape(self) -> StateShape:
-        """Of all networks, one behind the other."""
-        specs = chain.from_iterable(network.state_specs for network in self.networks)
-        return StateShape(specs=tuple(specs), block_size=self.config.tokens_per_block)
+        """Of all networks, one behind the other. Windows longer than any sequence count for nothing."""
+        found = chain.from_iterable(network.state_specs for network in self.networks)
+        specs = tuple(replace(spec, window=0) if spec.window >= self.max_seq_len else spec for spec in found)
+        shape = StateShape(specs=specs, block_size=self.config.tokens_per_block)
+        # Stages may have other layers than the others, a draft model has its own; what is handed over is one table, and
+        # parts of blocks are copied from one.
+        config, is_alone = self.config, self.groups.pipeline.size == 1 and len(self.networks) == 1
+        has_one_table = not is_alone or config.max_tokens_in_buffer or config.enable_partial_reuse
+        return shape if has_one_table else replace(shape, windows=find_windows(shape, self.max_seq_len))
 
 
 def load_engine(
@@ -235,7 +241,9 @@ def with_cache(
         vocab_size=model.vocab_size,
         max_seq_len=max_seq_len,
         max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
-        kv_cache_tokens=num_blocks * config.tokens_per_block,
+        kv_cache_tokens=shape.groups.most_tokens(
+            num_blocks, config.max_num_tokens, max(num_blocks * config.tokens_per_block, max_seq_len)
+        ),
         max_batch_size=config.max_batch_size,
         max_beam_width=config.max_beam_width,
         hidden_size=hidden_size,

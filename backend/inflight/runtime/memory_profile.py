@@ -94,7 +94,8 @@ def _run(parts: EngineParts, runner_of: Callable[[LoadedEngine], RecordingRunner
     runner.record_graphs()
     graph_bytes = max(_unused_bytes(parts.device) - unused_before, 0)
     is_staged = parts.groups.pipeline.size > 1
-    for step in largest_steps(engine.limits, config.tokens_per_block, config.max_num_tokens, is_staged=is_staged):
+    sizes, num_groups = (config.tokens_per_block, config.max_num_tokens), len(engine.store.windows)
+    for step in largest_steps(engine.limits, *sizes, is_staged=is_staged, num_groups=num_groups):
         handle = runner.forward(step)
         runner.sample(handle)
         runner.collect(handle)
@@ -114,15 +115,16 @@ def _outside_bytes(device: torch.device) -> int:
 
 
 def largest_steps(
-    limits: RequestLimits, block_size: int, max_num_tokens: int, *, is_staged: bool
+    limits: RequestLimits, block_size: int, max_num_tokens: int, *, is_staged: bool, num_groups: int = 1
 ) -> Iterator[SchedulerOutput]:
     """A full batch with every sampling option: its prompts, which together have as many tokens as a step may have, once
     more beside what the step before keeps for the host, then a token of each row and, with a draft model, drafts for as
-    many rows as may have some. `is_staged`: the host must know all tokens."""
+    many rows as may have some. `is_staged`: the host must know all tokens. `num_groups`: of layers with
+    blocks of their own."""
     num_rows = limits.max_batch_size
     share = -(-max_num_tokens // num_rows)
     num_tokens = max(min(share, limits.max_input_len, limits.max_seq_len - 3), 1)
-    blocks = [BLOCK] * -(-min(num_tokens + 3, limits.max_seq_len) // block_size)
+    blocks = [BLOCK] * (num_groups * -(-min(num_tokens + 3, limits.max_seq_len) // block_size))
     token_ids = [0] * num_tokens
     new = [
         NewSequence(

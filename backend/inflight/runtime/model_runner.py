@@ -116,6 +116,7 @@ class ModelRunner:
         self.limits = limits
         self.description = description
         self.num_blocks = store.num_blocks
+        self.windows = store.windows
         self.block_size = block_size
         self._store = store
         self.prompt_blocks = prompt_blocks
@@ -127,7 +128,7 @@ class ModelRunner:
         self._device = device
         max_blocks = -(-(limits.max_seq_len + 1) // block_size)
         self._sizes = StepSizes.of(device.type, max_batch_size)
-        self._table = RowTable(max_batch_size, max_blocks, store.filler_block)
+        self._table = RowTable(max_batch_size, max_blocks, store.filler_block, len(store.windows))
         self._preparation = StepPreparation(
             self._table,
             vocab_size=limits.vocab_size,
@@ -272,6 +273,7 @@ class ModelRunner:
             num_rows=self._table.num_rows,
             block_size=self.block_size,
             max_num_tokens=self._max_num_tokens,
+            num_groups=len(self.windows),
         )
         warm_up(steps, self._run_to_end)
         self.record_graphs()

@@ -5,13 +5,15 @@ A row is a place in the running batch.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from msgspec import structs
 
 from inflight.prompt_tuning import EmbeddingTable
 from inflight.runtime.staging import Staging
 from inflight.sampling_config import SamplingConfig
-from inflight.scheduler_output import LOG_PROBS, NO_SLOT, NewSequence, SchedulerOutput
+from inflight.scheduler_output import LOG_PROBS, NO_BLOCK, NO_SLOT, NewSequence, SchedulerOutput
 
 FLOAT_FIELDS = (
     "temperature",
@@ -66,10 +68,14 @@ class RowTable:
             for new in scheduled.new_sequences:
                 self._place(new, places, block_ids)
         for work in scheduled.rows:
+            held = self._block_ids[work.row]
+            if work.passed_blocks:
+                for place in work.passed_blocks:
+                    held[place] = NO_BLOCK
+                places += self._entries(work.row, work.passed_blocks)
+                block_ids += [self.filler_block] * len(work.passed_blocks)
             if work.new_block_ids:
-                held = self._block_ids[work.row]
-                first = work.row * self.max_blocks + len(held)
-                places += range(first, first + len(work.new_block_ids))
+                places += self._entries(work.row, range(len(held), len(held) + len(work.new_block_ids)))
                 block_ids += work.new_block_ids
                 held += work.new_block_ids
         if places:
@@ -77,9 +83,15 @@ class RowTable:
             staging.add("changed_blocks", np.array(places, dtype=np.int64))
             staging.add("changed_block_ids", np.array(block_ids, dtype=np.int32))
 
+    def _entries(self, row: int, places: Iterable[int]) -> list[int]:
+        """Where in RowState.block_tables the blocks at these places of a row are, of which each group has every
+        `num_groups`-th."""
+        first, num_groups = row * self.num_groups * self.max_blocks, self.num_groups
+        return [first + place % num_groups * self.max_blocks + place // num_groups for place in places]
+
     def block_ids(self, row: int) -> list[int]:
         """Blocks of the sequence that has the row now and of the one that had it before."""
-        return self._block_ids[row] + self._former_block_ids[row]
+        return [block_id for block_id in self._block_ids[row] + self._former_block_ids[row] if block_id != NO_BLOCK]
 
     @staticmethod
     def _stage_placed(scheduled: SchedulerOutput, staging: Staging) -> None:
@@ -100,9 +112,8 @@ class RowTable:
         self._former_block_ids[row] = former
         self._block_ids[row] = list(new.block_ids)
         num_written = max(len(new.block_ids), len(former))
-        first = row * self.max_blocks
-        places += range(first, first + num_written)
-        block_ids += new.block_ids
+        places += self._entries(row, range(num_written))
+        block_ids += [self.filler_block if block_id == NO_BLOCK else block_id for block_id in new.block_ids]
         block_ids += [self.filler_block] * (num_written - len(new.block_ids))
         self.sequences[row] = new
         self.needs[row] = _needs(new)

@@ -6,19 +6,23 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import inflight_kernels
+from inflight.block_groups import BlockGroups
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import InsufficientMemory
-from inflight.layers.state import StateSpec, Unit
+from inflight.layers.state import LayerState, StateSpec, Unit
 from inflight.runtime.device import free_memory, gib
 from inflight.runtime.host_memory import available_memory, occupy
+from inflight.runtime.staging import to_host_tensor
 from inflight_kernels.cpu import HugePageArena
 
 MAX_DEFAULT_CPU_BYTES = 4 * 2**30
@@ -30,8 +34,17 @@ SNAPSHOT_FRACTION = 0.25
 """Of the cache's memory, at most, for snapshots of sequences' states if their number is not configured."""
 SNAPSHOTS_PER_ROW = 4
 """Likewise."""
+MAX_GROUPS = 8
+"""Of layers with blocks of their own: a step's tokens have a slot in each."""
 SPARE_CPU_BYTES = 128 * 2**20
 """Host memory that must remain after the cache is allocated, for a step's own tensors and other threads."""
+
+
+class Placing(NamedTuple):
+    """Where a layer's state of blocks is: in which group of layers, and in which part of its blocks."""
+
+    group: int
+    place: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,16 +53,55 @@ class StateShape:
 
     specs: tuple[StateSpec, ...]
     block_size: int
+    windows: tuple[int, ...] = (0,)
+    """Of groups of layers that have blocks of their own, see `find_windows`. One group are all layers, whatever their
+    windows."""
+
+    @property
+    def groups(self) -> BlockGroups:
+        return BlockGroups(self.block_size, self.windows)
+
+    @property
+    def placed(self) -> list[tuple[StateSpec, Placing]]:
+        """The specs of blocks, and where each is. Layers with equal windows take turns in their groups."""
+        found: list[tuple[StateSpec, Placing]] = []
+        counts: Counter[int] = Counter()
+        for spec in self.specs:
+            if spec.unit is Unit.BLOCK:
+                of_window = [group for group, window in enumerate(self.windows) if window == spec.window]
+                own = of_window if len(self.windows) > 1 and of_window else [0]
+                place, turn = divmod(counts[own[0]], len(own))
+                found.append((spec, Placing(own[turn], place)))
+                counts[own[0]] += 1
+        return found
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in all layers that have blocks; may be 0."""
-        return self.block_size * sum(spec.num_bytes for spec in self.specs if spec.unit is Unit.BLOCK)
+        """Bytes of a block in all layers of a group that have blocks; may be 0."""
+        return self.block_size * sum({placing.place: spec.num_bytes for spec, placing in self.placed}.values())
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a sequence's slot in all layers that have slots; 0 = none has."""
         return sum(spec.num_bytes for spec in self.specs if spec.unit is Unit.SEQUENCE)
+
+
+def find_windows(shape: StateShape, max_seq_len: int) -> tuple[int, ...]:
+    """Of each group of layers with blocks of its own, if the longest sequence takes less memory then than with one
+    group, which is (0,).
+
+    A block has the same number of bytes in every group: those of as many layers as have the rarest of all windows, or
+    of more, so that there are few groups. Layers whose states differ have one group.
+    """
+    blocks = [spec for spec in shape.specs if spec.unit is Unit.BLOCK]
+    counts = Counter(spec.window for spec in blocks)
+    if not any(counts) or len({spec.tensors for spec in blocks}) > 1:
+        return (0,)
+    size = max(min(counts.values()), -(-len(blocks) // MAX_GROUPS))
+    windows = tuple(window for window, count in sorted(counts.items()) for _ in range(-(-count // size)))
+    groups = BlockGroups(shape.block_size, windows)
+    takes_less = groups.most_held_of_all(max_seq_len, 1) * size < groups.num_blocks(max_seq_len) * len(blocks)
+    return windows if takes_less else (0,)
 
 
 class Units(NamedTuple):
@@ -86,15 +138,16 @@ def count_units(
             "kv_cache_free_gpu_mem_fraction"
         )
     if tokens:
-        limits.append(tokens // shape.block_size)
+        limits.append(tokens // shape.block_size * len(shape.windows))
     if tokens and not fraction and not config.spare_ranks:
         _check_room(tokens, shape, free_bytes - slot_bytes)
     if (fraction or not tokens) and shape.block_bytes:
         limits.append((cache_bytes - slot_bytes) // shape.block_bytes)
     if not limits or (device.type == "cpu" and not (tokens or fraction)):
-        limits.append(config.max_batch_size * -(-max_seq_len // shape.block_size))
+        most_held = shape.groups.most_held_of_all(max_seq_len, config.max_num_tokens)
+        limits.append(config.max_batch_size * most_held)
     num_blocks = groups.all_reduce_min(min(limits))
-    if num_blocks < 1:
+    if num_blocks < len(shape.windows):
         raise InsufficientMemory(
             f"there is no room for the KV cache: a block of {shape.block_size} tokens takes {shape.block_bytes} bytes; "
             "raise max_tokens_in_paged_kv_cache or kv_cache_free_gpu_mem_fraction, "
@@ -119,7 +172,7 @@ def num_slots(config: EngineConfig, num_snapshots: int | None) -> int:
 
 
 def _check_room(tokens: int, shape: StateShape, free_bytes: int) -> None:
-    num_bytes = tokens // shape.block_size * shape.block_bytes
+    num_bytes = tokens // shape.block_size * len(shape.windows) * shape.block_bytes
     if num_bytes > free_bytes:
         raise InsufficientMemory(
             f"max_tokens_in_paged_kv_cache {tokens} takes {gib(num_bytes)} of memory in each rank, "
@@ -146,6 +199,7 @@ class StateStore:
         the memory that is taken now."""
         self.num_blocks = num_blocks
         self.filler_block = num_blocks
+        self._device = device
         self.num_slots = num_slots if shape.slot_bytes else 0
         num_bytes = (num_blocks + 1) * shape.block_bytes + self.num_slots * shape.slot_bytes
         memory = _HostMemory(num_bytes, is_deferred=is_deferred) if device.type == "cpu" else None
@@ -155,17 +209,23 @@ class StateStore:
             return memory.zeros(size, dtype) if memory else torch.zeros(size, dtype=dtype, device=device)
 
         num_units = {Unit.BLOCK: num_blocks + 1, Unit.SEQUENCE: self.num_slots}
-        self.states = [spec.allocate(num_units[spec.unit], shape.block_size, zeros) for spec in shape.specs]
-        """As networks take them, in the order of the specs."""
-        self.block_tensors, self.slot_tensors = (
-            [
-                t
-                for spec, state in zip(shape.specs, self.states, strict=True)
-                if spec.unit is unit
-                for t in state.values()
-            ]
-            for unit in (Unit.BLOCK, Unit.SEQUENCE)
-        )
+        places: dict[int, LayerState] = {}
+        placed = iter(shape.placed)
+        self.states: list[LayerState] = []
+        """As networks take them, in the order of the specs. Those at one place in different groups are the same."""
+        self.slot_tensors: list[Tensor] = []
+        for spec in shape.specs:
+            if spec.unit is Unit.SEQUENCE:
+                self.states.append(spec.allocate(num_units[spec.unit], shape.block_size, zeros))
+                self.slot_tensors += self.states[-1].values()
+                continue
+            _, (group, place) = next(placed)
+            if place not in places:
+                places[place] = spec.allocate(num_units[spec.unit], shape.block_size, zeros)
+            self.states.append(LayerState(places[place], group))
+        self.block_tensors = [tensor for state in places.values() for tensor in state.values()]
+        self.windows = shape.windows
+        """See StateShape."""
 
     @property
     def num_bytes(self) -> int:
@@ -190,19 +250,21 @@ class StateStore:
     def scrub(self, block_ids: list[int]) -> None:
         """Replace NaN and infinity by 0 before other sequences get the blocks. Finite values may be shared and stay.
         Slots need none of this: a sequence that begins reads nothing of its slot."""
-        for tensor in self.block_tensors if block_ids else ():
-            for block_id in block_ids:
-                _make_finite(tensor[block_id])
+        if not block_ids:
+            return
+        index = to_host_tensor(np.array(block_ids, dtype=np.int64), self._device).to(self._device, non_blocking=True)
+        for tensor in self.block_tensors:
+            if tensor.is_floating_point():
+                # torch cannot index float8 tensors; the same bytes have other numbers.
+                numbers = tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+                numbers.index_copy_(0, index, _made_finite(numbers.index_select(0, index)))
 
 
-def _make_finite(block: Tensor) -> None:
-    """In place. float8_e4m3fn, for which torch has no operation, has no infinity and two NaNs, of either sign; whole
-    numbers have neither."""
-    if block.dtype == torch.float8_e4m3fn:
-        bits = block.view(torch.uint8)
-        bits.masked_fill_((bits & FP8_NAN) == FP8_NAN, 0)
-    elif block.is_floating_point():
-        block.nan_to_num_(0.0, 0.0, 0.0)
+def _made_finite(blocks: Tensor) -> Tensor:
+    """In place. Bytes are those of float8_e4m3fn, which has no infinity and two NaNs, of either sign."""
+    if blocks.dtype == torch.uint8:
+        return blocks.masked_fill_((blocks & FP8_NAN) == FP8_NAN, 0)
+    return blocks.nan_to_num_(0.0, 0.0, 0.0)
 
 
 class _HostMemory:

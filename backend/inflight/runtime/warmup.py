@@ -42,11 +42,17 @@ def warm_up(steps: list[SchedulerOutput], run: Callable[[SchedulerOutput], None]
 
 
 def warmup_steps(
-    sizes: StepSizes, limits: RequestLimits, *, num_rows: int, block_size: int, max_num_tokens: int
+    sizes: StepSizes,
+    limits: RequestLimits,
+    *,
+    num_rows: int,
+    block_size: int,
+    max_num_tokens: int,
+    num_groups: int = 1,
 ) -> list[SchedulerOutput]:
-    """`num_rows`: of the largest batch; `max_num_tokens`: of one step."""
+    """`num_rows`: of the largest batch; `max_num_tokens`: of one step; `num_groups`: of layers with own blocks."""
     longest = min(max_num_tokens, limits.max_input_len)
-    made = _Steps(limits, num_rows, block_size)
+    made = _Steps(limits, num_rows, block_size, num_groups)
     steps = [*made.first(min(block_size, longest))]
     if sizes.pads:
         for slot in [NO_SLOT, 0][: 1 + (limits.num_adapter_slots > 0)]:
@@ -61,10 +67,11 @@ def warmup_steps(
 
 
 class _Steps:
-    def __init__(self, limits: RequestLimits, num_rows: int, block_size: int) -> None:
+    def __init__(self, limits: RequestLimits, num_rows: int, block_size: int, num_groups: int) -> None:
         self._limits = limits
         self._num_rows = num_rows
         self._block_size = block_size
+        self._num_groups = num_groups
 
     def first(self, num_tokens: int) -> Iterator[SchedulerOutput]:
         """A prefill, a draft and a decode, greedy and random; a block is copied to itself, which changes nothing."""
@@ -126,7 +133,7 @@ class _Steps:
             row=row,
             token_ids=[token_id] * num_tokens,
             num_prompt_tokens=num_tokens,
-            block_ids=[0] * (num_tokens // self._block_size + 1),
+            block_ids=[0] * self._num_groups * (num_tokens // self._block_size + 1),
             sampling_config=sampling or SamplingConfig(),
             **others,
         )

@@ -69,6 +69,7 @@ def small_engine(folder: Path, *, partial: bool, host_bytes: int, **options: Any
         num_blocks=20,
         max_num_tokens=24,
         kv_cache={"enable_partial_reuse": partial},
+        enable_partial_reuse=partial,
         kv_cache_host_memory_bytes=host_bytes,
         **options,
     )

@@ -40,6 +40,8 @@ class LoadedRunner(Runner, Protocol):
     limits: RequestLimits
     description: EngineDescription
     num_blocks: int
+    windows: tuple[int, ...]
+    """Of the groups of layers that have blocks of their own, see BlockGroups."""
     num_host_blocks: int
     """Slots in host memory for cold blocks."""
     num_snapshots: int | None
@@ -145,6 +147,8 @@ def make_manager(
     kv_cache = KVCacheManager(
         num_blocks=runner.num_blocks,
         block_size=runner.block_size,
+        windows=runner.windows,
+        max_num_tokens=config.max_num_tokens,
         enable_reuse=config.enable_kv_cache_reuse,
         enable_partial_reuse=config.enable_partial_reuse,
         copy_on_partial_reuse=config.copy_on_partial_reuse,
