@@ -102,19 +102,21 @@ def load(checkpoint: Path, dtype: str, others: dict[str, str]) -> LoadedEngine:
 def judge(engine: LoadedEngine, ids: list[int]) -> tuple[Tensor, Tensor]:
     """Of each token but the first: minus the logarithm of its probability; and the likeliest one in its place."""
     token_ids = torch.tensor(ids)
-    hidden = engine.decoder.forward(token_ids, engine.store.states, prompt_metadata(len(ids)))
+    metadata = prompt_metadata(len(ids), len(engine.store.windows))
+    hidden = engine.decoder.forward(token_ids, engine.store.states, metadata)
     logits = engine.decoder.logits(hidden)[:-1].float()
     losses = -logits.log_softmax(-1).gather(1, token_ids[1:, None])[:, 0]
     return losses, logits.argmax(-1)
 
 
-def prompt_metadata(num_tokens: int) -> AttentionMetadata:
-    """Of one prompt, in the first blocks of the cache."""
+def prompt_metadata(num_tokens: int, num_groups: int) -> AttentionMetadata:
+    """Of one prompt, in the first blocks of the cache. `num_groups`: of layers with blocks of their own."""
     blocks = torch.arange(-(-num_tokens // BLOCK_SIZE), dtype=torch.int32)[None]
+    firsts = range(0, num_groups * blocks.numel(), blocks.numel())
     nothing = torch.empty(0, dtype=torch.int32)
     return AttentionMetadata(
         positions_T=torch.arange(num_tokens),
-        blocks=(StepBlocks(torch.arange(num_tokens), blocks),),
+        blocks=tuple(StepBlocks(torch.arange(num_tokens) + first * BLOCK_SIZE, blocks + first) for first in firsts),
         num_decodes=0,
         decode_rows_N=torch.empty(0, dtype=torch.int64),
         decode_seq_lens_N=nothing,

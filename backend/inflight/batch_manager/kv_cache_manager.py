@@ -22,9 +22,9 @@ from inflight.batch_manager.block_pool import BlockPool
 from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.host_tier import BlockTransfers
 from inflight.batch_manager.prefix import Prefix
-from inflight.batch_manager.prefix_search import PrefixSearch
+from inflight.batch_manager.prefix_finder import BlockHashes, PrefixFinder
 from inflight.batch_manager.prefix_table import CachedBlock, PartialMatch, hash_in_group
-from inflight.batch_manager.sequence import Sequence, SequenceStatus
+from inflight.batch_manager.sequence import Sequence
 from inflight.batch_manager.sequence_states import SequenceStates
 from inflight.batch_manager.state_slots import StateSlots
 from inflight.block_groups import MOST_AHEAD, BlockGroups
@@ -63,15 +63,14 @@ class KVCacheManager:
         self._max_num_tokens = max_num_tokens
         self._enable_reuse = enable_reuse
         # A state is behind whole blocks only, and so is what windows need.
-        has_partial_reuse = enable_partial_reuse and state_slots is None and not self.groups.have_windows
-        self._enable_partial_reuse = enable_reuse and has_partial_reuse
-        self._copies_used_blocks = copy_on_partial_reuse
+        is_plain = state_slots is None and not self.groups.have_windows
+        has_partial_reuse = enable_reuse and enable_partial_reuse and is_plain
         self._pool = BlockPool(
             num_blocks,
             hash_key=hash_key,
             num_host_blocks=num_host_blocks,
             min_offload_priority=min_offload_priority,
-            finds_partial_matches=self._enable_partial_reuse,
+            finds_partial_matches=has_partial_reuse,
             events=events,
             on_drop=None if state_slots is None else state_slots.forget,
         )
@@ -84,6 +83,16 @@ class KVCacheManager:
                 enable_reuse=enable_reuse,
                 may_offload=self._pool.may_offload,
             )
+        self._hashes = BlockHashes(self._pool, block_size)
+        self._finder = PrefixFinder(
+            self.groups,
+            self._pool,
+            self._hashes,
+            self.states,
+            enable_reuse=enable_reuse,
+            enable_partial_reuse=has_partial_reuse,
+            copies_used_blocks=copy_on_partial_reuse,
+        )
         self.num_reused_blocks = 0
         """Blocks that were taken from the cache instead of computed, since the start."""
         self.num_allocated_blocks = 0
@@ -145,48 +154,8 @@ class KVCacheManager:
         return needed
 
     def find_prefix(self, sequence: Sequence) -> Prefix:
-        """The longest prefix of a sequence without blocks that is cached, or that a sibling has computed.
-
-        It is empty for a sequence that asks for tensors of its prompt: they come from computing it.
-        """
-        if sequence.gathered is not None and sequence.gathered.needs_prompt:
-            return Prefix(0, [])
-        source, num_shared = self._find_source(sequence), sequence.num_prefix_tokens
-        if source is not None and num_shared == len(sequence.token_ids) - 1:
-            return Prefix(num_shared, [], source)  # the longest that there can be: no block needs to be looked up
-        block_ids = self._cached_blocks(sequence)
-        num_cached = self._num_tokens(block_ids)
-        most = len(sequence.token_ids) - 1 if self.states is None else sequence.num_prompt_tokens - 1
-        num_arrived = min(sequence.num_arrived_tokens, most)
-        if num_arrived > max(num_cached, 0 if source is None else num_shared):
-            return Prefix(num_arrived, block_ids, has_arrived=True)
-        partial = self._find_partial(sequence, num_cached) if self._enable_partial_reuse else None
-        if partial is not None:
-            num_cached += partial.num_tokens
-        if source is None or num_shared <= num_cached:
-            return Prefix(num_cached, block_ids, partial=partial)
-        return Prefix(num_shared, [], source)
-
-    def _find_partial(self, sequence: Sequence, start: int) -> PartialMatch | None:
-        """A cached block that begins with the tokens from `start` on, which begins a block. Beams do without: they
-        share whole blocks and part within the last one."""
-        wanted = sequence.token_ids[start : min(start + self.block_size, len(sequence.token_ids) - 1)]
-        if not wanted or sequence.beams is not None:
-            return None
-        parent = self._parent_hash(sequence, start // self.block_size)
-        return self._pool.find_partial_match(parent, wanted, only_free=not self._copies_used_blocks)
-
-    def _find_source(self, sequence: Sequence) -> Sequence | None:
-        """The first running sibling that has computed the prompt."""
-        num_shared = sequence.num_prefix_tokens
-        for sibling in sequence.siblings:
-            is_running = sibling.status is SequenceStatus.RUNNING
-            has_computed = is_running and 0 < num_shared <= sibling.num_computed_tokens
-            if not has_computed or not self._holds_windows(sibling, num_shared):
-                continue
-            if self.states is None or self.states.has_prompt(sibling, num_shared):
-                return sibling
-        return None
+        """The longest prefix of a sequence without blocks that is cached, or that a sibling has computed."""
+        return self._finder.find(sequence)
 
     def allocate_slots(
         self,
@@ -316,34 +285,8 @@ class KVCacheManager:
             self._pool.free(block_ids)
         return places
 
-    def _holds_windows(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether it has all that is read behind its leading `num_tokens` tokens."""
-        first_needed = self.groups.first_needed
-        return all(passed <= first_needed(group, num_tokens) for group, passed in enumerate(sequence.passed_blocks))
-
     def _num_tokens(self, block_ids: list[int]) -> int:
         return len(block_ids) // len(self.groups) * self.block_size
-
-    def _cached_blocks(self, sequence: Sequence) -> list[int]:
-        """The longest cached prefix of a sequence without blocks, in blocks.
-
-        At least one token is always left to compute, because its logits are what the next token is sampled from.
-        """
-        if not self._enable_reuse:
-            return []
-        num_left = 1
-        if self.states is not None and sequence.export_key:
-            num_left = 2  # the state behind all tokens but one is kept while the one before is computed
-        search = PrefixSearch(self.groups, lambda index, group: self._look_up(sequence, index, group))
-        num_blocks = search.longest((len(sequence.token_ids) - num_left) // self.block_size)
-        if self.states is not None:
-            while num_blocks and (usable := self.states.num_usable(sequence.block_hashes[:num_blocks])) < num_blocks:
-                num_blocks = search.longest(usable)
-        return search.block_ids(num_blocks)
-
-    def _look_up(self, sequence: Sequence, index: int, group: int) -> int | None:
-        block_hash = self._block_hash(sequence, index)
-        return self._pool.lookup(hash_in_group(block_hash, group), self._block_tokens(sequence, index))
 
     def fork(self, sequence: Sequence, source: Sequence) -> None:
         """Let a sequence without blocks start, from the next step on, on the prompt that `source` has computed.
@@ -415,8 +358,8 @@ class KVCacheManager:
     def _cache_blocks(self, sequence: Sequence, num_full: int) -> None:
         entered: list[CachedBlock] = []
         for index in range(sequence.num_cached_blocks, num_full):
-            tokens, block_hash = self._block_tokens(sequence, index), self._block_hash(sequence, index)
-            parent, retention = self._parent_hash(sequence, index), self._retention(sequence, index)
+            tokens, block_hash = self._hashes.tokens(sequence, index), self._hashes.of_block(sequence, index)
+            parent, retention = self._hashes.before(sequence, index), self._retention(sequence, index)
             for group in range(len(self.groups)):
                 block_id = sequence.block_ids[index * len(self.groups) + group]
                 if block_id == NO_BLOCK:
@@ -462,23 +405,6 @@ class KVCacheManager:
         self._pool.check(held)
         if self.states is not None:
             self.states.check(sequences)
-
-    def _block_tokens(self, sequence: Sequence, index: int) -> list[int]:
-        return sequence.token_ids[index * self.block_size : (index + 1) * self.block_size]
-
-    def _block_hash(self, sequence: Sequence, index: int) -> bytes:
-        """Hash of a full block; each is computed once, because tokens never change."""
-        hashes = sequence.block_hashes
-        while len(hashes) <= index:
-            parent = self._parent_hash(sequence, len(hashes))
-            hashes.append(self._pool.hash_block(parent, self._block_tokens(sequence, len(hashes))))
-        return hashes[index]
-
-    def _parent_hash(self, sequence: Sequence, index: int) -> bytes:
-        """Hash of the block before a block, all of which are full."""
-        if index:
-            return self._block_hash(sequence, index - 1)
-        return self._pool.hash_root(sequence.prefix_identity)
 
     def _retention(self, sequence: Sequence, index: int) -> Retention | None:
         """What its request says about a block; None = nothing."""
