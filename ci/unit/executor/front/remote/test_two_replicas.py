@@ -103,7 +103,8 @@ def test_a_request_that_ranks_die_of_kills_one_replica_only(front: RemoteFront) 
     caller.wait(*ids)
     for request_id in ids:
         assert caller.tokens[request_id] == expected_output(caller.requests[request_id], fake_rank.MAX_SEQ_LEN)
-    assert 3 <= front.num_losses() <= 4, "the first ranks may die before they have told what they began"
+    # The first ranks of each replica may die before they have told what they began, which then moves to the other one.
+    assert 3 <= front.num_losses() <= 5
     wait_until_all_ready(front)
 
 
