@@ -6,7 +6,6 @@ pytest ci/L0_client/test_client.py
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
@@ -258,8 +257,8 @@ def test_cancelling_an_asyncio_task_cancels_its_request(url: str, client: Client
 def test_closing_an_asyncio_stream_wakes_its_reader(url: str) -> None:
     async def close_while_reading() -> None:
         async with AsyncClient(url) as remote:
-            stream = remote.stream("slow", max_tokens=ENDLESS)
-            await stream.__anext__()
+            stream = remote.stream("stuck", max_tokens=ENDLESS)
+            await stream.__anext__()  # the only token: none arrives as the stream is closed
 
             async def read_on() -> None:
                 async for _ in stream:
@@ -268,11 +267,7 @@ def test_closing_an_asyncio_stream_wakes_its_reader(url: str) -> None:
             reader = asyncio.ensure_future(read_on())
             await asyncio.sleep(0)  # lets the reader reach its wait
             await stream.close()
-            # A chunk that arrives in that moment wakes the reader too; then it finds its stream closed.
-            with contextlib.suppress(Cancelled):
-                await asyncio.wait_for(reader, 60)
-            assert len(stream.completion.token_ids) < ENDLESS
-            with pytest.raises(StopAsyncIteration):
-                await stream.__anext__()
+            with pytest.raises(Cancelled):
+                await reader
 
     asyncio.run(close_while_reading())

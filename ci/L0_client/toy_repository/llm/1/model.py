@@ -3,6 +3,7 @@
     count    answers "0 1 2 …", one token a response, `max_tokens` of them
     merge    the same, three tokens a response
     slow     the same as count, one token every 20 ms, until cancelled
+    stuck    one token, and nothing more until cancelled
     cancelled  how many requests with the prompt behind this word were cancelled
     refuse   UNAVAILABLE "Exceeds maximum queue size", with no code in the sentence, as tritonserver's own queue says it
     reject   INVALID_ARGUMENT before execute() returns, as the engine answers what it need not compute
@@ -76,8 +77,10 @@ class Answer:
 
     def _stream(self, step: int) -> None:
         for first in range(0, self._max_tokens, step):
-            if self._word == "slow":
+            if self._word == "slow" or (self._word == "stuck" and first):
                 time.sleep(0.02)
+                while self._word == "stuck" and not self._sender.is_cancelled():
+                    time.sleep(0.02)
                 if self._sender.is_cancelled():
                     self._model.num_cancelled[self._text] += 1
                     return self._fail("request was cancelled", "CANCELLED")

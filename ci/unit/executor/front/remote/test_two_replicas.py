@@ -96,15 +96,15 @@ def test_streams_go_on_at_the_other_replica_while_the_dead_one_is_relaunched(fro
 def test_a_request_that_ranks_die_of_kills_one_replica_only(front: RemoteFront) -> None:
     caller = Caller(front)
     ids = streams(caller, max_tokens=1500)
-    other = caller.send(caller.request([POISON], 5, streaming=True))[0]
+    # Ranks die at the end of its prompt, many steps after they have told that they began it.
+    other = caller.send(caller.request([POISON] * 1000, 5, streaming=True))[0]
     caller.wait(other)
     error = caller.finals[other]
     assert error.error_code == "UNAVAILABLE" and "3 times in a row" in error.error_msg
     caller.wait(*ids)
     for request_id in ids:
         assert caller.tokens[request_id] == expected_output(caller.requests[request_id], fake_rank.MAX_SEQ_LEN)
-    # The first ranks of each replica may die before they have told what they began, which then moves to the other one.
-    assert 3 <= front.num_losses() <= 5
+    assert 3 <= front.num_losses() <= 4, "the first ranks may die before they have told what they began"
     wait_until_all_ready(front)
 
 
