@@ -54,10 +54,10 @@ class KVCacheManager:
         state_interval: int = 0,
     ) -> None:
         """`hash_key`: secret bytes for the table of cached prefixes (see BlockPool). `windows`: see BlockGroups.
-        `max_num_tokens`: of a step; counts with windows. `copy_on_partial_reuse`: also from
-        blocks that sequences hold. `num_host_blocks`: slots for cold blocks of at least `min_offload_priority`.
-        `events`: where to note what happens to cached blocks; None = nowhere. `state_slots`: for the states of
-        sequences, one taken every `state_interval` tokens; None = no layer keeps one."""
+        `max_num_tokens`: of a step; matters only with windows. `copy_on_partial_reuse`: also from blocks that sequences
+        hold. `num_host_blocks`: slots for cold blocks of at least `min_offload_priority`. `events`: where to note what
+        happens to cached blocks; None = nowhere. `state_slots`: for the states of sequences, one taken every
+        `state_interval` tokens; None = no layer keeps one."""
         self.block_size = block_size
         self.groups = BlockGroups(block_size, windows)
         self._max_num_tokens = max_num_tokens

@@ -12,6 +12,7 @@ from inflight.batch_manager.event_buffer import EventBuffer
 from inflight.batch_manager.kv_cache_manager import KVCacheManager, Prefix
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig, virtual_tokens
+from inflight.scheduler_output import NO_BLOCK
 
 PROMPT = list(range(10))
 
@@ -251,3 +252,49 @@ def test_a_table_of_embeddings_is_digested_once_for_all_sequences(monkeypatch: p
     start(manager, second)
     assert second.block_ids[:2] == first.block_ids[:2]
     assert digested == [tuning]
+
+
+def windowed(*windows: int, num_blocks: int = 16, **options: int) -> tuple[KVCacheManager, Sequence]:
+    """A sequence of 20 tokens, all of which are computed, in blocks of 4 of each group of layers."""
+    manager = KVCacheManager(
+        num_blocks=num_blocks, block_size=4, hash_key=b"k", windows=windows, max_num_tokens=20, **options
+    )
+    sequence = make_sequence(list(range(20)))
+    start(manager, sequence)
+    return manager, sequence
+
+
+def test_blocks_that_a_window_has_passed_are_given_back_and_stay_cached() -> None:
+    manager, sequence = windowed(0, 6)
+    of_window = sequence.block_ids[1::2]
+    assert manager.give_back(sequence) == [1, 3, 5], (
+        "the next token sees those from 14 on, in case the last one is redone"
+    )
+    assert sequence.block_ids[1::2] == [NO_BLOCK] * 3 + of_window[3:]
+    assert manager.num_used_blocks == 7 and not manager.take_transfers().scrubbed, "they led to a token"
+    manager.check([sequence])
+    prefix = manager.find_prefix(make_sequence(list(range(20))))
+    assert prefix.num_tokens == 16 and prefix.block_ids[1::2] == [NO_BLOCK, NO_BLOCK, *of_window[2:4]]
+    assert manager.give_back(sequence) == []
+
+
+def test_blocks_that_a_prompt_has_passed_are_scrubbed() -> None:
+    manager, sequence = windowed(6)
+    sequence.num_prefill_tokens = 30
+    passed = sequence.block_ids[:3]
+    assert manager.give_back(sequence) == [0, 1, 2] and manager.take_transfers().scrubbed == passed
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 3])
+def test_nothing_of_a_sequence_that_is_not_trusted_can_be_found(num_host_blocks: int) -> None:
+    """Neither what it holds nor what it has given back, here or on the host."""
+    manager, sequence = windowed(6, num_blocks=6, num_host_blocks=num_host_blocks)
+    manager.give_back(sequence)
+    other = make_sequence(list(range(50, 64)))
+    start(manager, other)
+    assert bool(manager.num_used_host_blocks) is bool(num_host_blocks), "it takes blocks that were given back"
+    manager.take_transfers()
+    manager.free(sequence, trusted=False)
+    manager.check([other])
+    assert manager.find_prefix(make_sequence(list(range(20)))).num_tokens == 0
+    assert manager.num_used_host_blocks == 0 and len(manager._pool._table) == other.num_cached_blocks
