@@ -90,6 +90,17 @@ def test_kernels_equal_reference(
     assert_near(actual, reference.fused_moe(*layer), TOLERANCE[dtype])
 
 
+def check_activated(
+    layer: tuple[Any, ...], biases: dict[str, Tensor], activation: Activation, swap_ab: int, device: torch.device
+) -> None:
+    """The kernel computes what the reference does."""
+    expected = reference.fused_moe(*layer, **biases, activation=activation)
+    of_device = {name: bias.to(device) for name, bias in biases.items()}
+    actual = run(layer, device, **of_device, activation=activation, config=TINY | {"SWAP_AB": swap_ab})
+    scale = expected.abs().max().float().item()
+    assert_near(actual / scale, expected / scale, TOLERANCE[layer[0].dtype])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("swap_ab", [0, 1])
 @pytest.mark.parametrize(
@@ -109,16 +120,7 @@ def test_kernels_add_biases_and_activate(
     layer[3].mul_(6)
     if has_biases:
         options = {"gate_up_bias": torch.randn(4, 48).to(dtype), "down_bias": torch.randn(4, 40).to(dtype)}
-    expected = reference.fused_moe(*layer, **options, activation=activation)
-    actual = run(
-        layer,
-        device,
-        **{name: bias.to(device) for name, bias in options.items()},
-        activation=activation,
-        config=TINY | {"SWAP_AB": swap_ab},
-    )
-    scale = expected.abs().max().float().item()
-    assert_near(actual / scale, expected / scale, TOLERANCE[dtype])
+    check_activated(layer, options, activation, swap_ab, device)
 
 
 def without_gates(layer: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -141,16 +143,7 @@ def test_kernels_compute_experts_without_gates(
     layer, options = without_gates(random_layer(9, 4, 40, 24, 2, dtype)), {}
     if has_biases:
         options = {"gate_up_bias": torch.randn(4, 24).to(dtype), "down_bias": torch.randn(4, 40).to(dtype)}
-    expected = reference.fused_moe(*layer, **options, activation=activation)
-    actual = run(
-        layer,
-        device,
-        **{name: bias.to(device) for name, bias in options.items()},
-        activation=activation,
-        config=TINY | {"SWAP_AB": swap_ab},
-    )
-    scale = expected.abs().max().float().item()
-    assert_near(actual / scale, expected / scale, TOLERANCE[dtype])
+    check_activated(layer, options, activation, swap_ab, device)
 
 
 @torch.inference_mode()
