@@ -31,18 +31,12 @@ from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.delta_net_weights import load_delta_net
 from inflight.models.expert_weights import load_mixture
-from inflight.models.family import (
-    DeltaNetTensors,
-    Family,
-    MambaTensors,
-    MixerTensors,
-    MLPTensors,
-    NotSplit,
-    without_first_name,
-)
+from inflight.models.family import Family, MLPTensors, without_first_name
 from inflight.models.latent_weights import load_latent_attention
 from inflight.models.mamba_weights import load_mamba
+from inflight.models.mixer_tensors import DeltaNetTensors, MambaTensors, MixerTensors
 from inflight.models.short_conv_weights import load_short_conv
+from inflight.models.split_tensors import NotSplit
 from inflight.models.text_parts import renamed
 from inflight.models.weights import Section, WeightLoader
 

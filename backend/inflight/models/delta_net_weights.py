@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from inflight.layers.gated_delta_net import GatedDeltaNet
-from inflight.models.family import DeltaNetTensors
+from inflight.models.mixer_tensors import DeltaNetTensors
 from inflight.models.weights import Section, WeightLoader, times
 
 

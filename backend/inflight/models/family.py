@@ -6,58 +6,15 @@ Only descriptions; decoder_loading.py composes the network from them. Names of t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from inflight.models.config_file import ConfigValues
+from inflight.models.mixer_tensors import MixerTensors
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight_kernels import Activation
 from inflight_kernels.moe.routing import Routing
-from inflight_kernels.recurrent.gate import Gate
-
-
-@dataclass(frozen=True, slots=True)
-class NotSplit:
-    """A tensor that every rank holds whole."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class SplitByOutputs:
-    """A product of which each rank computes some output features, in every section of them.
-
-    The sections (queries, keys and values; gate and up) are stacked into one product. In the checkpoint some or all of
-    them may be in one tensor already.
-    """
-
-    names: tuple[str, ...]
-    """Of the tensor of each section, or the only one of all. Sections of one tensor follow each other."""
-    bias: bool = False
-    alternating: tuple[int, ...] = ()
-    """Of each section, as many features as stand together where a tensor has some of each of its sections in turn; 0
-    where it is whole. () = all sections are."""
-    transposed: bool = False
-    """Whether weights in the checkpoint are (inputs, outputs)."""
-
-
-@dataclass(frozen=True, slots=True)
-class SplitByInputs:
-    """A product of which each rank uses some input features; the outputs are summed over the ranks."""
-
-    name: str
-    bias: bool = False
-    transposed: bool = False
-    """As of SplitByOutputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class SplitByVocabulary:
-    """A table with a row per token of the vocabulary, of which each rank holds some."""
-
-    name: str
-    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,117 +120,6 @@ class AttentionTensors:
     def module(self) -> str:
         """Name of the module that these are part of: scales of its KV cache are called by it."""
         return self.output.name.rpartition(".")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class ConvTensors:
-    """A short convolution of each channel: (C, 1, size), and with a `bias` (C,)."""
-
-    names: tuple[str, ...]
-    """Of the tensor of each section of channels, or the only one of all."""
-    size: int
-    """Tokens that it is over."""
-    bias: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NarrowGates:
-    """What gates and decays are made of: `size` features each, which every rank has."""
-
-    size: int
-    gates: SplitByOutputs
-    decays: SplitByOutputs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaNetTensors:
-    """A Gated DeltaNet, or Kimi Delta Attention, in place of attention. Names of its numbers a head are whole."""
-
-    layers: frozenset[int]
-    """Numbers of the layers that have it, as of the other mixers."""
-    inputs: SplitByOutputs
-    """Sections: queries, keys, values, gates, or what those are made of, betas, decays, or what those are made of."""
-    narrow: NarrowGates | None = None
-    """Then each row of a head's state decays by itself."""
-    conv: ConvTensors
-    activation: Activation
-    """Of the convolution."""
-    a_log: str
-    ones_of_a_log: tuple[int, int] = (0, 0)
-    """Its dimensions of 1 before that of heads, and behind it."""
-    dt_bias: str
-    gate: Gate = Gate.SILU
-    """What is made of gates."""
-    head_norm: NotSplit
-    norm_rounds_once: bool = False
-    """As of NormStyle."""
-    norm_eps: float
-    output: SplitByInputs
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int
-    """Elements of a head's queries and keys."""
-    value_dim: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConvTensors:
-    """A short convolution between two gates in place of attention."""
-
-    layers: frozenset[int]
-    inputs: SplitByOutputs
-    """Sections, each as wide as the hidden size: what is multiplied before it, what is behind it, and what it is of."""
-    conv: ConvTensors
-    output: SplitByInputs
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaMultipliers:
-    """Constants that Mamba-2 multiplies what it reads with, and each section of its inputs."""
-
-    input: float = 1.0
-    gate: float = 1.0
-    x: float = 1.0
-    b: float = 1.0
-    c: float = 1.0
-    time: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MambaTensors:
-    """Mamba-2 in place of attention. Names of its numbers a head are whole."""
-
-    layers: frozenset[int]
-    inputs: SplitByOutputs
-    """Sections: gates, x, B, C, steps of time."""
-    conv: ConvTensors
-    activation: Activation
-    """Of the convolution."""
-    a_log: str
-    d: str
-    dt_bias: str
-    norm: NotSplit | None
-    """Of what the heads compute; None = they have a gate alone."""
-    norm_eps: float
-    num_norm_groups: int = 1
-    """Groups of elements that are normalised by themselves."""
-    gate_first: bool = True
-    """Whether the norm is behind the gate."""
-    multipliers: MambaMultipliers = MambaMultipliers()
-    output: SplitByInputs
-    output_multiplier: float = 1.0
-    num_heads: int
-    num_groups: int
-    """Of heads that share B and C."""
-    head_dim: int
-    state_dim: int
-    """Elements of B and C of a group."""
-    time_limits: tuple[float, float] = (0.0, math.inf)
-    """Of a token's step of time."""
-
-
-MixerTensors = DeltaNetTensors | ShortConvTensors | MambaTensors
-"""What mixes a sequence's tokens where a layer does not attend, behind the norm that others have before attention."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from inflight.layers.mamba import Mamba
 from inflight.layers.part import OfScaled, Part
-from inflight.models.family import MambaTensors
+from inflight.models.mixer_tensors import MambaTensors
 from inflight.models.weights import WeightLoader, times
 
 

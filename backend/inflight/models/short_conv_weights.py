@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight.layers.short_conv import ShortConv
-from inflight.models.family import ShortConvTensors
+from inflight.models.mixer_tensors import ShortConvTensors
 from inflight.models.weights import WeightLoader
 
 

@@ -23,20 +23,14 @@ from inflight.layers.weight import CodedGroups, DenseWeight, Weight
 from inflight.models.adapter_places import AdapterPlace, AdapterPlaces
 from inflight.models.cache_scales import CacheScales, read_cache_scales
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.family import (
-    LearnedPositions,
-    NormStyle,
-    NotSplit,
-    SplitByInputs,
-    SplitByOutputs,
-    SplitByVocabulary,
-)
+from inflight.models.family import LearnedPositions, NormStyle
 from inflight.models.formats.coded import CodedFormat
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import Block, Target, WeightFormat
 from inflight.models.formats.gguf import GgufFormat
 from inflight.models.formats.on_load import HEAD_CODES, OnLoadFormat, quantize_into
 from inflight.models.shared_weights import SharedWeights
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight_kernels import Inputs
 
 

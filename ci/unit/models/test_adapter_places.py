@@ -13,8 +13,8 @@ from torch import Tensor
 from inflight.models.adapter_places import DOWN, GATE, KEY, OUTPUT, QUERY, UP, VALUE, AdapterPlaces
 from inflight.models.config_file import ConfigValues
 from inflight.models.families import llama, mixtral, phi3
-from inflight.models.family import SplitByOutputs
 from inflight.models.formats.format import Block
+from inflight.models.split_tensors import SplitByOutputs
 from inflight.models.weights import Section, WeightLoader, _rows
 
 NUM_INPUTS, RANK, RANKS = 12, 3, 2

@@ -30,10 +30,10 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import CompiledNetwork
 from inflight.models.config import ModelConfig
 from inflight.models.expert_weights import load_experts
-from inflight.models.family import SplitByInputs, SplitByOutputs
 from inflight.models.formats.bitsandbytes import STATE, Nf4Format
 from inflight.models.formats.format import Block, Target
 from inflight.models.formats.on_load import OnLoadFormat
+from inflight.models.split_tensors import SplitByInputs, SplitByOutputs
 from inflight.models.weights import WeightLoader
 from inflight_kernels import BlockScaledWeight, Code, CodedWeight
 from inflight_kernels.cpu import variants_here

@@ -27,11 +27,12 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.expert_weights import load_experts, load_mixture
 from inflight.models.families import gpt_oss
-from inflight.models.family import ExpertTensors, NotSplit
+from inflight.models.family import ExpertTensors
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import WeightFormat
 from inflight.models.formats.mxfp4 import Mxfp4Experts
 from inflight.models.formats.on_load import OnLoadFormat
+from inflight.models.split_tensors import NotSplit
 from inflight.models.weight_formats import choose_weight_format
 from inflight.models.weights import WeightLoader
 from inflight_kernels import Code, CodedWeight

@@ -31,8 +31,8 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.compressed_tensors import Fp8Scheme
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
-from inflight.models.family import SplitByInputs, SplitByOutputs
 from inflight.models.formats.fp8 import Fp8BlockFormat, Fp8Format
+from inflight.models.split_tensors import SplitByInputs, SplitByOutputs
 from inflight.models.weights import WeightLoader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

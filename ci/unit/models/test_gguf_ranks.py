@@ -31,11 +31,11 @@ from inflight.layers.experts import Experts
 from inflight.layers.weight import CodedGroups, DenseWeight, Weight
 from inflight.models.config import ModelConfig
 from inflight.models.expert_weights import load_experts
-from inflight.models.family import SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.formats.coded import Coding
 from inflight.models.formats.gguf import GgufFormat
 from inflight.models.ggml_codes import Decoded, decode
 from inflight.models.gguf_checkpoint import GgufCheckpoint, open_checkpoint
+from inflight.models.split_tensors import SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.weights import WeightLoader
 from inflight_kernels.matmul.coded_weight import Code, CodedWeight
 

@@ -26,9 +26,9 @@ from inflight.gguf.file import GgufFile
 from inflight.gguf.folder import make_folder
 from inflight.gguf.tensor_types import F16 as F16_TYPE
 from inflight.gguf.tensor_types import TensorType
-from inflight.models.family import SplitByOutputs
 from inflight.models.ggml_codes import CODES, common_coding
 from inflight.models.gguf_checkpoint import GgufCheckpoint, open_checkpoint
+from inflight.models.split_tensors import SplitByOutputs
 from inflight_kernels.cpu import variants_here
 from inflight_kernels.matmul.coded_weight import CodedWeight, join_halves
 

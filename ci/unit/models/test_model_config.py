@@ -22,7 +22,7 @@ from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.models.config import ModelConfig
 from inflight.models.config_file import NotNative
 from inflight.models.families import FAMILIES
-from inflight.models.family import MambaTensors
+from inflight.models.mixer_tensors import MambaTensors
 from inflight.runtime import loading
 from inflight.runtime.model_runner import ModelRunner
 

@@ -23,9 +23,9 @@ from inflight.layers.weight import Fp8Weight
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compressed_tensors import Fp8Scheme
 from inflight.models.config import ModelConfig
-from inflight.models.family import SplitByInputs, SplitByOutputs
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.fp8 import Fp8Format
+from inflight.models.split_tensors import SplitByInputs, SplitByOutputs
 from inflight.models.weights import Section, WeightLoader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

@@ -25,10 +25,10 @@ from inflight.layers.weight import DenseWeight, Int4Groups, Weight
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
-from inflight.models.family import SplitByInputs, SplitByOutputs
 from inflight.models.formats import coded
 from inflight.models.formats.awq import AwqFormat
 from inflight.models.formats.dense import DenseFormat
+from inflight.models.split_tensors import SplitByInputs, SplitByOutputs
 from inflight.models.weights import WeightLoader
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

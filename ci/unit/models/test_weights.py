@@ -25,8 +25,9 @@ from inflight.errors import ConfigurationError
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.weight import DenseWeight
 from inflight.models.checkpoint import Checkpoint
-from inflight.models.family import NormStyle, NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
+from inflight.models.family import NormStyle
 from inflight.models.formats.dense import DenseFormat
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.models.weights import Section, WeightLoader
 from inflight.runtime.model_runner import ModelRunner
 

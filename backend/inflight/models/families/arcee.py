@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from inflight.models.config_file import ConfigValues
 from inflight.models.families import llama
-from inflight.models.family import Family, SplitByOutputs
+from inflight.models.family import Family
+from inflight.models.split_tensors import SplitByOutputs
 
 
 def describe(config: ConfigValues) -> Family:

@@ -7,7 +7,8 @@ from dataclasses import replace
 from inflight.models.config_file import ConfigValues
 from inflight.models.families import llama
 from inflight.models.families.mamba import mamba_of_layers
-from inflight.models.family import Family, NotSplit, SplitByInputs, SplitByOutputs
+from inflight.models.family import Family
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs
 
 
 def describe(config: ConfigValues) -> Family:

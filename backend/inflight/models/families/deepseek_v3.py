@@ -15,11 +15,9 @@ from inflight.models.family import (
     LatentTensors,
     NarrowQueries,
     NormStyle,
-    NotSplit,
     SharedExpertTensors,
-    SplitByInputs,
-    SplitByOutputs,
 )
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs
 from inflight_kernels.moe.routing import GroupScore, Routing, Scores
 
 NORM_EPS = 1e-6

@@ -6,16 +6,8 @@ from dataclasses import replace
 
 from inflight.models.config_file import ConfigValues
 from inflight.models.families import ernie4_5
-from inflight.models.family import (
-    ChoiceBias,
-    ExpertTensors,
-    Family,
-    NotSplit,
-    SharedExpertTensors,
-    SplitByInputs,
-    SplitByOutputs,
-    SplitByVocabulary,
-)
+from inflight.models.family import ChoiceBias, ExpertTensors, Family, SharedExpertTensors
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight_kernels.moe.routing import Routing
 
 

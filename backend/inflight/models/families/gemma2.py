@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from inflight.models.config_file import ConfigValues
 from inflight.models.families.llama import with_llamas_tensors
-from inflight.models.family import Family, NotSplit
+from inflight.models.family import Family
+from inflight.models.split_tensors import NotSplit
 
 
 def describe(config: ConfigValues) -> Family:

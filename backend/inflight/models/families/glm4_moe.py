@@ -7,15 +7,8 @@ from dataclasses import replace
 
 from inflight.models.config_file import ConfigValues
 from inflight.models.families.llama import with_llamas_tensors
-from inflight.models.family import (
-    ChoiceBias,
-    ExpertTensors,
-    Family,
-    NotSplit,
-    SharedExpertTensors,
-    SplitByInputs,
-    SplitByOutputs,
-)
+from inflight.models.family import ChoiceBias, ExpertTensors, Family, SharedExpertTensors
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs
 from inflight_kernels.moe.routing import GroupScore, Routing, Scores
 
 

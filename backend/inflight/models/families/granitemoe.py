@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from inflight.models.config_file import ConfigValues
 from inflight.models.families import granite
-from inflight.models.family import ExpertTensors, Family, NotSplit, StackedExperts
+from inflight.models.family import ExpertTensors, Family, StackedExperts
+from inflight.models.split_tensors import NotSplit
 from inflight_kernels.moe.routing import Routing
 
 PUBLISHED = StackedExperts(

@@ -8,7 +8,8 @@ from dataclasses import replace
 from inflight.models.config_file import ConfigValues
 from inflight.models.families import granite, granitemoe
 from inflight.models.families.mamba import LINEAR, mamba_of_layers
-from inflight.models.family import Family, SharedExpertTensors, SplitByInputs, SplitByOutputs
+from inflight.models.family import Family, SharedExpertTensors
+from inflight.models.split_tensors import SplitByInputs, SplitByOutputs
 
 GATE_UP, DOWN = SplitByOutputs(("shared_mlp.input_linear",)), SplitByInputs("shared_mlp.output_linear")
 

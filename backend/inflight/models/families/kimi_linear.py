@@ -8,16 +8,9 @@ from dataclasses import replace
 from inflight.models.config_file import ConfigValues
 from inflight.models.families.deepseek_v3 import with_latents_and_experts
 from inflight.models.families.qwen3_next import LINEAR
-from inflight.models.family import (
-    ChoiceBias,
-    ConvTensors,
-    DeltaNetTensors,
-    Family,
-    NarrowGates,
-    NotSplit,
-    SplitByInputs,
-    SplitByOutputs,
-)
+from inflight.models.family import ChoiceBias, Family
+from inflight.models.mixer_tensors import ConvTensors, DeltaNetTensors, NarrowGates
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs
 from inflight_kernels.recurrent.gate import Gate
 
 

@@ -7,19 +7,9 @@ from dataclasses import replace
 
 from inflight.models.config_file import ConfigValues
 from inflight.models.families.llama import with_llamas_tensors
-from inflight.models.family import (
-    ChoiceBias,
-    ConvTensors,
-    ExpertTensors,
-    Family,
-    MLPTensors,
-    NormStyle,
-    NotSplit,
-    ShortConvTensors,
-    SplitByInputs,
-    SplitByOutputs,
-    StackedExperts,
-)
+from inflight.models.family import ChoiceBias, ExpertTensors, Family, MLPTensors, NormStyle, StackedExperts
+from inflight.models.mixer_tensors import ConvTensors, ShortConvTensors
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs
 from inflight_kernels.moe.routing import Routing, Scores
 
 CONVOLUTION = "conv"

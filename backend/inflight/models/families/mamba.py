@@ -6,7 +6,8 @@ import math
 import reprlib
 
 from inflight.models.config_file import ConfigValues
-from inflight.models.family import ConvTensors, MambaTensors, NotSplit, SplitByInputs, SplitByOutputs
+from inflight.models.mixer_tensors import ConvTensors, MambaTensors
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs
 
 LINEAR = "linear_attention"
 """How transformers' `layer_types` calls layers of Mamba-2."""

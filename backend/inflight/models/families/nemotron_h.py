@@ -8,20 +8,16 @@ from inflight.models.families.mamba import LINEAR, heads_and_groups, time_limits
 from inflight.models.family import (
     AttentionTensors,
     ChoiceBias,
-    ConvTensors,
     ExpertTensors,
     Family,
-    MambaTensors,
     MLPTensors,
     NarrowExperts,
     NormStyle,
-    NotSplit,
     SharedExpertTensors,
-    SplitByInputs,
-    SplitByOutputs,
-    SplitByVocabulary,
     StackedExperts,
 )
+from inflight.models.mixer_tensors import ConvTensors, MambaTensors
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight_kernels.moe.routing import GroupScore, Routing, Scores
 
 FEED_FORWARD, EXPERTS = "mlp", "moe"

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from inflight.models.config_file import ConfigValues
-from inflight.models.family import (
-    AttentionTensors,
-    Family,
-    LearnedPositions,
-    MLPTensors,
-    NormStyle,
-    NotSplit,
-    SplitByInputs,
-    SplitByOutputs,
-    SplitByVocabulary,
-)
+from inflight.models.family import AttentionTensors, Family, LearnedPositions, MLPTensors, NormStyle
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 
 EPS = 1e-5
 """config.json does not say it."""

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from inflight.models.config_file import ConfigValues
-from inflight.models.family import (
-    AttentionTensors,
-    Family,
-    MLPTensors,
-    NormStyle,
-    NotSplit,
-    SplitByInputs,
-    SplitByOutputs,
-    SplitByVocabulary,
-)
+from inflight.models.family import AttentionTensors, Family, MLPTensors, NormStyle
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 
 
 def describe(config: ConfigValues) -> Family:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from inflight.models.config_file import ConfigValues
 from inflight.models.families.llama import with_llamas_tensors
 from inflight.models.families.qwen2 import windowed_layers
-from inflight.models.family import ExpertTensors, Family, NotSplit, SharedExpertTensors, SplitByInputs, SplitByOutputs
+from inflight.models.family import ExpertTensors, Family, SharedExpertTensors
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs
 from inflight_kernels.moe.routing import Routing
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from inflight.models.config_file import ConfigValues
 from inflight.models.families.qwen2_moe import experts_beside_a_shared_one
 from inflight.models.families.qwen3_next import with_delta_nets
-from inflight.models.family import Family, SplitByOutputs
+from inflight.models.family import Family
+from inflight.models.split_tensors import SplitByOutputs
 
 INPUTS = SplitByOutputs(
     names=(

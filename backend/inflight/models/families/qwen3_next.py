@@ -7,15 +7,9 @@ from dataclasses import replace
 from inflight.models.config_file import ConfigValues
 from inflight.models.families.llama import with_llamas_tensors
 from inflight.models.families.qwen2_moe import experts_beside_a_shared_one, sparse_layers
-from inflight.models.family import (
-    ConvTensors,
-    DeltaNetTensors,
-    Family,
-    NormStyle,
-    NotSplit,
-    SplitByInputs,
-    SplitByOutputs,
-)
+from inflight.models.family import Family, NormStyle
+from inflight.models.mixer_tensors import ConvTensors, DeltaNetTensors
+from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs
 
 LINEAR = "linear_attention"
 """How `layer_types` calls layers that are Gated DeltaNets."""

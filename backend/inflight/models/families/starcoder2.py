@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from inflight.models.config_file import ConfigValues
 from inflight.models.families.llama import with_llamas_tensors
-from inflight.models.family import Family, NormStyle, SplitByInputs, SplitByOutputs
+from inflight.models.family import Family, NormStyle
+from inflight.models.split_tensors import SplitByInputs, SplitByOutputs
 
 
 def describe(config: ConfigValues) -> Family:
