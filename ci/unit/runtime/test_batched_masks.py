@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,3 +69,22 @@ def test_outputs_that_meet_a_limit_together_are_both_told(monkeypatch: pytest.Mo
     monkeypatch.setattr(LlguidanceState, "has_failed", property(lambda state: state.grammar is heavy))
     errors = [error for _, error in library.fill(states, rows(len(states)))]
     assert errors == [TOO_COMPLEX, "", TOO_COMPLEX]
+
+
+def test_a_grammar_that_is_compiled_meanwhile_changes_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread compiles, which may come between the library's work and the reading of what it has written."""
+    library = LlguidanceLibrary(VOCABULARY)
+    digits, letters = (translated(guide(GuideType.REGEX, pattern)) for pattern in ("[0-9]{4}", "[a-z]{4}"))
+    state, words, expected = library.compile(digits).start(), rows(1), rows(1)
+    library.fill([state], expected)
+    find, compiled = library._fill, []
+
+    def find_and_compile(*arguments: Any) -> None:
+        find(*arguments)
+        if not compiled:
+            compiled.append(letters)
+            library.compile(letters)
+
+    monkeypatch.setattr(library, "_fill", find_and_compile)
+    library.fill([state], words)
+    assert compiled and np.array_equal(words, expected)

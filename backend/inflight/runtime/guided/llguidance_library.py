@@ -37,6 +37,7 @@ class LlguidanceLibrary:
         # The library has an end token of its own, behind all others: each output brings those of its request.
         self._end_bit = np.uint32(1 << self._vocab_size % 32)
         self._words: Words = np.zeros((1, -(-(self._vocab_size + 1) // 32)), dtype=np.uint32)
+        """`fill` writes to them first."""
 
     def compile(self, params: GuidedDecodingParams) -> Compiled:
         if not params.grammar:
@@ -46,8 +47,8 @@ class LlguidanceLibrary:
         if tokenizer is None:
             tokenizer = self._tokenizers[shown] = _tokenizer_of(self._vocabulary.showing(shown))
         grammar = LlguidanceGrammar(tokenizer, params.grammar)
-        state = grammar.start()
-        ((_, error),) = self.fill([state], np.zeros_like(self._words[:, : -(-self._vocab_size // 32)]))
+        # Into words of its own: another thread may be filling those of the library.
+        ((_, error),) = self._find([grammar.start()], np.zeros((1, self._words.shape[1]), dtype=np.uint32))
         if error:
             raise GrammarRefused(error)
         return grammar
@@ -58,6 +59,12 @@ class LlguidanceLibrary:
         if len(given) > len(self._words):
             self._words = np.zeros((len(given), self._words.shape[1]), dtype=np.uint32)
         rows = self._words[: len(given)]
+        found = self._find(given, rows)
+        words[:] = rows[:, : words.shape[1]]
+        return found
+
+    def _find(self, given: Sequence[LlguidanceState], rows: Words) -> list[tuple[bool, str]]:
+        """The same as `fill`, into rows with a place for the library's own end token."""
         alike = _alike(given)
         firsts = [place for place, first in enumerate(alike) if place == first]
         self._fill([(given[place].matcher, place) for place in firsts], rows)
@@ -70,7 +77,6 @@ class LlguidanceLibrary:
         ends = rows[:, self._vocab_size // 32]
         may_end = (ends & self._end_bit).astype(bool).tolist()
         ends &= ~self._end_bit
-        words[:] = rows[:, : words.shape[1]]
         return [
             (bool(may_end[place]), TOO_COMPLEX if given[first].has_failed else "") for place, first in enumerate(alike)
         ]
@@ -100,7 +106,7 @@ class LlguidanceGrammar:
         if self._shared.is_error():
             raise GrammarRefused(TOO_COMPLEX)
 
-    def start(self) -> State:
+    def start(self) -> LlguidanceState:
         return LlguidanceState(self, self._shared.deep_copy())
 
     def renew(self) -> LLMatcher:
