@@ -35,8 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--green",
         choices=("skip", "run", "keep"),
-        help="leave out test files that passed with the same files and versions (skip), or run them too (run), "
-        "and keep what passed for other machines as well (keep); see ci/helpers/green_runs.py",
+        help="leave out test files that passed with the same files and versions (skip), also keep for other machines "
+        "what passed (keep), or run all (run); see ci/helpers/green_runs.py",
     )
 
 

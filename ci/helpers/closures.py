@@ -254,7 +254,9 @@ class Tree:
                 needs.parts |= self._modules_like(node)
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
                 if node.func.attr in ("glob", "rglob"):
-                    needs.parts |= self._files_like(node.args[0])
+                    # A package looks for what lies with its own modules, or for what is no file of the repository.
+                    folder = f"{path.rpartition('/')[0]}/" if is_packaged(path) else ""
+                    needs.parts |= {each for each in self._files_like(node.args[0]) if each.path.startswith(folder)}
             elif is_package and isinstance(node, ast.Name) and node.id == "__name__":
                 # Whoever gets it may import what is in the package.
                 folder = path.removesuffix("__init__.py")
@@ -297,8 +299,9 @@ class Tree:
             # A word such as "native" means more than one thing in a package, whose data are beside its modules.
             for piece in () if is_packaged(path) else pieces:
                 needs.parts |= {Part(each, TEXT) for each in self._data_folders.get(piece, ())}
-            bare = self._modules.get(text.partition(":")[0])
-            if bare is not None and not bare.endswith("/__init__.py"):
+            # Tests name programs so. What a package names so is no module of the tests', nor any word one of backend/.
+            bare = None if is_packaged(path) else self._modules.get(text.partition(":")[0])
+            if bare is not None and bare.startswith("ci/") and not bare.endswith("/__init__.py"):
                 needs.parts.add(Part(bare, ALL))
         return needs
 

@@ -25,6 +25,7 @@ FILES = {
     "backend/inflight/worker.py": "def main():\n    from inflight.loop import Loop",
     "backend/inflight/loop.py": "",
     "backend/inflight/notes.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import inflight.loop",
+    "backend/inflight/programs.py": "ALL = ('calls', 'model', Path(__file__).parent.glob('*.py'))",
     "backend/monitoring/alerts.yml": "",
     "backend/model.py": "",
     "client/inflight_client/chat.py": "",
@@ -89,6 +90,13 @@ def tree_of(root: Path, test: str, path: str = TEST, gone: tuple[str, ...] = ())
             ["ci/kernels/norm/aot_cases.py", "ci/kernels/rope/aot_cases.py"],
             ["ci/kernels/rope/other_cases.py"],
         ),
+        # What a package finds or names lies in it: no module of the tests, nor all that ends alike.
+        (
+            "from inflight.programs import x",
+            ["backend/inflight/programs.py"],
+            ["ci/helpers/calls.py", "backend/model.py"],
+        ),
+        ("NAMES = ['model']", [], ["backend/model.py"]),
         # Fixtures above it.
         ("def test(server): pass", ["backend/inflight/loop.py", "client/inflight_client/chat.py"], ["README.md"]),
         ("@pytest.mark.usefixtures('server')\ndef test(): pass", ["backend/inflight/loop.py"], []),

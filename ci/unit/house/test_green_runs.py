@@ -98,7 +98,7 @@ def test_a_file_runs_again_when_any_it_depends_on_changed(
     assert f"{TEST}::test_long" not in run(checkout)
 
 
-@pytest.mark.parametrize("name", ["version", "processor", "compiler"])
+@pytest.mark.parametrize("name", ["version", "processor", "compiler", "instruction_sets"])
 def test_a_file_runs_again_with_other_versions(
     checkout: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -158,6 +158,18 @@ def test_a_file_of_which_not_all_passed_runs_again(checkout: pytest.Pytester, te
     assert result.ret != 0
 
 
+@pytest.mark.parametrize(
+    ("reason", "runs_again"), [("cannot compile here: there is no g++", True), ("this processor has no AMX", False)]
+)
+def test_a_file_that_lacks_a_tool_runs_again_where_one_that_lacks_an_instruction_does_not(
+    checkout: pytest.Pytester, reason: str, runs_again: bool
+) -> None:
+    text = f"import pytest\ndef test_a(): pass\ndef test_b(): pytest.skip({reason!r})"
+    write(checkout, "ci/kernels/rope/test_rope.py", text)
+    run(checkout)
+    assert ("ci/kernels/rope/test_rope.py::test_a" in run(checkout)) == runs_again
+
+
 def test_with_run_nothing_is_left_out(checkout: pytest.Pytester) -> None:
     run(checkout)
     assert len(run(checkout, mode="run")) == 6
@@ -176,6 +188,39 @@ def test_the_committed_file_stands_for_a_cache_where_the_same_versions_are(
     run(checkout, mode="keep")
     both = json.loads((checkout.path / green_runs.KEPT).read_text())["digests"][TEST]
     assert len(both) == 2 and kept["digests"][TEST].items() <= both.items()
+
+
+def test_what_passed_before_is_kept_without_running_again(checkout: pytest.Pytester) -> None:
+    run(checkout)
+    assert run(checkout, mode="keep", where="ci/kernels/rope") == []
+    assert run(checkout, mode="keep", where="ci/kernels/norm") == []
+    assert set(json.loads((checkout.path / green_runs.KEPT).read_text())["digests"]) == {
+        TEST,
+        "ci/kernels/rope/test_rope.py",
+    }
+
+
+@pytest.mark.parametrize(
+    ("kept", "here", "stands"),
+    [
+        ("amx avx512 avx2", "amx avx512 avx2", True),
+        ("avx512_bf16 avx512 avx2", "avx512 avx2", True),
+        ("avx512 avx2", "avx512_bf16 avx512 avx2", False),
+        # Sums of bfloat16 have another order there.
+        ("amx avx512 avx2", "avx512 avx2", False),
+        ("neon_dotprod neon", "neon", True),
+    ],
+)
+def test_a_machine_relies_on_one_with_more_instructions_where_sums_have_the_same_order(
+    checkout: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, kept: str, here: str, stands: bool
+) -> None:
+    monkeypatch.setattr(green_runs, "instruction_sets", lambda: kept)
+    run(checkout, mode="keep")
+    monkeypatch.setenv("INFLIGHT_CACHE_DIR", str(checkout.path / "empty"))
+    monkeypatch.setattr(green_runs, "instruction_sets", lambda: here)
+    left = run(checkout)
+    assert (f"{TEST}::test_long" not in left) == stands
+    assert "ci/kernels/rope/test_rope.py::test_rope" not in left, "C++ has no part in it"
 
 
 def test_what_no_longer_passes_is_no_longer_kept(checkout: pytest.Pytester) -> None:
