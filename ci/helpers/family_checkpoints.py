@@ -192,7 +192,7 @@ def write_family(folder: Path, architecture: str, seed: int = 0) -> FamilyCheckp
     style = STYLES.get(architecture, CHATML)
     tokenizer = _tokenizer(style)
     config = _draw_with_all_kinds(architecture, seed)
-    config.vocab_size = len(tokenizer) + NUM_UNNAMED
+    _set_vocabulary(config, len(tokenizer) + NUM_UNNAMED)
     config.max_position_embeddings = MAX_LENGTH
     config.eos_token_id = tokenizer.convert_tokens_to_ids(list(style.ends))
     config.bos_token_id = tokenizer.bos_token_id
@@ -207,12 +207,19 @@ def write_for_default(folder: str, architecture: str) -> None:
     made for it."""
     config = _draw_with_all_kinds(architecture, 0)
     default = AutoConfig.from_pretrained(DEFAULT)
-    for name in ("vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"):
+    _set_vocabulary(config, default.vocab_size)
+    for name in ("max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, name, getattr(default, name))
     config.intermediate_size = 128  # which every format of quantised weights takes
     write_checkpoint(Path(folder), config, 0, torch.float32)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(DEFAULT / name, folder)
+
+
+def _set_vocabulary(config: PreTrainedConfig, size: int) -> None:
+    config.vocab_size = size
+    if hasattr(config, "vocab_size_per_layer_input"):
+        config.vocab_size_per_layer_input = size
 
 
 def _draw_with_all_kinds(architecture: str, seed: int) -> PreTrainedConfig:

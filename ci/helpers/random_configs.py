@@ -25,6 +25,19 @@ GEMMA: dict[str, Any] = {
     "final_logit_softcapping": (None, 2.0, 30.0),
     "hidden_activation": ("gelu_pytorch_tanh", "silu", "gelu"),
 }
+GEMMA_4: dict[str, Any] = {
+    **SOME_WINDOWS,
+    "attention_bias": FLAGS,
+    "final_logit_softcapping": (None, 2.0, 30.0),
+    "hidden_activation": ("gelu_pytorch_tanh", "silu"),
+    "use_bidirectional_attention": (None, "vision"),
+    "global_head_dim": (8, 16, 40),
+    "num_global_key_value_heads": (None, 1),
+    "attention_k_eq_v": FLAGS,
+    "num_kv_shared_layers": (0, 1, 2, 3),
+    "use_double_wide_mlp": FLAGS,
+    "partial_rotary_factor": (0.25, 0.5, 1.0),
+}
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": (1, 2, 3), "hidden_act": ("silu", "gelu_pytorch_tanh")}
 DELTA_NETS: dict[str, Any] = {
     "layer_types": ("full_attention", "linear_attention", "linear_attention"),
@@ -263,6 +276,16 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "Exaone4ForCausalLM": SOME_WINDOWS,
     "Gemma2ForCausalLM": GEMMA,
     "Gemma3ForCausalLM": GEMMA,
+    "Gemma4ForCausalLM": {
+        **GEMMA_4,
+        "hidden_size_per_layer_input": (0, 8, 24),
+        "vocab_size_per_layer_input": (260, 300),
+        "enable_moe_block": FLAGS,
+        "num_experts": (3, 6),
+        "top_k_experts": (1, 2, 3),
+        "moe_intermediate_size": (12, 20),
+    },
+    "Gemma4UnifiedForCausalLM": GEMMA_4,
     "CohereForCausalLM": {"attention_bias": FLAGS, "logit_scale": (0.1, 2.0)},
     "Cohere2ForCausalLM": {**SOME_WINDOWS, "attention_bias": FLAGS, "logit_scale": (0.1, 2.0)},
     "StableLmForCausalLM": {
@@ -306,10 +329,14 @@ OF_STATES = {
     "ssm_state_size": 16,
 }
 """Of what layers in C++ take multiples."""
+WIDE = {"global_head_dim": (32, 64, 96), "hidden_size_per_layer_input": (0, 32, 64)}
+"""Choices in the place of others, for layers in C++."""
 WITH_SCALED_GATES = {"FalconH1ForCausalLM"}
 """C++ multiplies gates and ups in multiples."""
 OWN_ROTATION = {"Gemma3ForCausalLM", "Olmo3ForCausalLM"}
 """Rotary parameters differ between types of layers."""
+PROPORTIONAL = {"Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM"}
+"""So do they, and of those without a window some pairs are not rotated."""
 NOT_ROTATED = {"GPT2LMHeadModel", "OPTForCausalLM", "KimiLinearForCausalLM"}
 
 
@@ -344,6 +371,8 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
         values |= _latent_sizes(rng, num_heads, is_wide=is_wide)
     for key, choices in OPTIONS[architecture].items():
         by_layer = key in ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types")
+        if is_wide and key in WIDE:
+            choices = WIDE[key]
         if is_wide and key in OF_STATES:
             choices = [size for size in choices if size % OF_STATES[key] == 0]
         values[key] = [rng.choice(choices) for _ in range(num_layers)] if by_layer else rng.choice(choices)
@@ -363,9 +392,24 @@ def draw_config(architecture: str, seed: int, *, is_wide: bool = False) -> PreTr
         if architecture in OWN_ROTATION:
             linear = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
             values["rope_parameters"] = {"sliding_attention": rope, "full_attention": linear}
+        if architecture in PROPORTIONAL:
+            partial = {"rope_type": "proportional", "rope_theta": 1000.0, "factor": rng.choice((1.0, 2.0))}
+            partial["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+            values["rope_parameters"] = {"sliding_attention": rope, "full_attention": partial}
+            _share_keys(values)
     if architecture == "OPTForCausalLM":
         values["word_embed_proj_dim"] = values["hidden_size"]
     return AutoConfig.for_model(MODEL_TYPES[architecture], **values)
+
+
+def _share_keys(values: dict[str, Any]) -> None:
+    """Of layers that earlier ones have keys for; the last layer has no window in these networks."""
+    kinds = values["layer_types"]
+    kinds[-1] = "full_attention"
+    counts = range(min(values["num_kv_shared_layers"], len(kinds)) + 1)
+    values["num_kv_shared_layers"] = max(
+        count for count in counts if set(kinds[len(kinds) - count :]) <= set(kinds[: len(kinds) - count])
+    )
 
 
 def _latent_sizes(rng: Random, num_heads: int, *, is_wide: bool) -> dict[str, Any]:
@@ -385,6 +429,8 @@ def _latent_sizes(rng: Random, num_heads: int, *, is_wide: bool) -> dict[str, An
 MODEL_TYPES = {architecture: kind for kind, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
 MODEL_TYPES |= {
     "Gemma3ForCausalLM": "gemma3_text",
+    "Gemma4ForCausalLM": "gemma4_text",
+    "Gemma4UnifiedForCausalLM": "gemma4_unified_text",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
 }

@@ -27,6 +27,7 @@ from transformers import (
     FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
@@ -137,6 +138,37 @@ def _alternating(**changes: Any) -> dict[str, Any]:
 def _by_layer_type(full: dict[str, Any]) -> dict[str, Any]:
     """Rotary parameters of layers with a window, and others."""
     return {"sliding_attention": {"rope_type": "default", "rope_theta": 5000.0}, "full_attention": full}
+
+
+GEMMA_4: dict[str, Any] = {
+    **SIZES,
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"],
+    "sliding_window": 11,
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "rope_parameters": _by_layer_type(
+        {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.25}
+    ),
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 210,
+    "final_logit_softcapping": 3.0,
+}
+"""As the small ones are."""
+GEMMA_4_EXPERTS: dict[str, Any] = {
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+    "hidden_size_per_layer_input": 0,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 20,
+}
+OF_WIDE_GEMMA_4 = {"head_dim": 32, "global_head_dim": 64}
 
 
 def _partial(factor: float) -> dict[str, Any]:
@@ -343,6 +375,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **_alternating(query_pre_attn_scalar=24, attn_logit_softcapping=2.0, final_logit_softcapping=3.0)
     ),
     "gemma3": Gemma3TextConfig(**_alternating(rope_parameters=_by_layer_type(LINEAR), query_pre_attn_scalar=24)),
+    "gemma4": Gemma4TextConfig(**GEMMA_4),
+    "gemma4-experts": Gemma4TextConfig(**GEMMA_4 | GEMMA_4_EXPERTS),
     "cohere": CohereConfig(**SIZES, logit_scale=0.7, attention_bias=True),
     "cohere2": Cohere2Config(**_alternating(logit_scale=1.5)),
     "stablelm": StableLmConfig(**SIZES, rope_parameters=_partial(0.5), use_qkv_bias=True),
@@ -418,6 +452,8 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "gemma3-wide": Gemma3TextConfig(
         **_alternating(**WIDE, head_dim=32, rope_parameters=_by_layer_type(LINEAR), final_logit_softcapping=3.0)
     ),
+    "gemma4-wide": Gemma4TextConfig(**GEMMA_4 | WIDE | OF_WIDE_GEMMA_4),
+    "gemma4-experts-wide": Gemma4TextConfig(**GEMMA_4 | GEMMA_4_EXPERTS | WIDE | OF_WIDE_GEMMA_4),
     "cohere-wide": CohereConfig(**{**SIZES, **WIDE}, logit_scale=0.7),
 }
 """Of the families that COMPILED_CONFIGS has none of."""
@@ -527,6 +563,8 @@ def fill_with_noise(model: Any, generator: torch.Generator) -> None:
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+        if buffer_name.endswith("layer_scalar"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator) + 1)
 
 
 def needs_eager(config: PreTrainedConfig) -> bool:

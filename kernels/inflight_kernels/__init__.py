@@ -44,7 +44,7 @@ from inflight_kernels.quantization import quantize_per_token
 from inflight_kernels.recurrent import causal_conv, gated_delta_rule, gated_rms_norm, state_space_scan
 from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
-from inflight_kernels.rope import rope_and_kv_write, rope_and_latent_write
+from inflight_kernels.rope import rope, rope_and_kv_write, rope_and_latent_write
 from inflight_kernels.sampling import (
     log_sum_exp,
     philox_uniform,
@@ -95,6 +95,7 @@ __all__ = [
     "quantize_weight",
     "rms_norm",
     "rms_norm_quantized",
+    "rope",
     "rope_and_kv_write",
     "rope_and_latent_write",
     "route_experts",

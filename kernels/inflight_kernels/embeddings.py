@@ -9,13 +9,16 @@ from torch import Tensor
 from inflight_kernels.dispatch import recorder_of
 
 
-def embedding(token_ids: Tensor, table: Tensor, first: int | None = None, factor: float = 1.0) -> Tensor:
+def embedding(
+    token_ids: Tensor, table: Tensor, first: int | None = None, factor: float = 1.0, gives_way: bool = True
+) -> Tensor:
     """Rows (T, H) of `table` (rows, H) for `token_ids` (T,), int64, which may as well be positions; times `factor`.
 
-    With a `first`, the table is a part of a larger one, from the row of that id on; ids of other parts get zeros.
+    With a `first`, the table is a part of a larger one, from the row of that id on; ids of other parts get zeros. What
+    is recorded takes rows that a batch gives in the place of those of token ids, if it `gives_way`.
     """
     if token_ids.is_meta:
-        result: Tensor = recorder_of(token_ids).embedding(token_ids, table, first, factor)
+        result: Tensor = recorder_of(token_ids).embedding(token_ids, table, first, factor, gives_way)
         return result
     rows = _look_up(token_ids, table, first)
     return rows if factor == 1.0 else rows.mul_(factor)

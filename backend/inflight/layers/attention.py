@@ -47,6 +47,8 @@ class AttentionMetadata:
     """Embeddings that requests bring for some of the tokens; None = for none."""
     adapters_T: Tensor | None = None
     """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""
+    layer_inputs_TC: Tensor | None = None
+    """What layers read of each token beside the residual stream, see LayerInputs; None = nothing."""
     sequences: StepSequences | None = None
     """For layers that keep a state for each sequence; None = there are none."""
 
@@ -65,6 +67,8 @@ class KeyValueSpec:
     """Likewise of values."""
     sliding_window: int = 0
     """Last keys that a token sees, itself included; 0 = all."""
+    shared_back: int = 0
+    """See StateSpec."""
 
     @property
     def state_spec(self) -> StateSpec:
@@ -77,6 +81,7 @@ class KeyValueSpec:
             tensors=tuple(tensors),
             window=self.sliding_window,
             scales=(self.k_scale, self.v_scale),
+            shared_back=self.shared_back,
         )
 
 
@@ -123,6 +128,8 @@ class Attention:
     q_norm: Tensor | None = None
     """Weight of a norm of each head's queries (E,), or of all heads' together (H * E,)."""
     k_norm: Tensor | None = None
+    v_norm: Tensor | None = None
+    """Weight of a norm of each head's values (E,)."""
     norms_all_heads: bool = False
     norm_eps: float = 1e-6
     adjacent_pairs: bool = False
@@ -135,6 +142,10 @@ class Attention:
     """What no score exceeds: each score s becomes soft_cap * tanh(s / soft_cap); 0 = it stays."""
     sinks_H: Tensor | None = None
     """float32, one more logit in each head's softmax, of a key without a value."""
+    values_are_keys: bool = False
+    """Whether values are what keys are before their norm and rotation; then none stand behind these."""
+    shared_back: int = 0
+    """Where the state is another layer's, see StateSpec: queries alone are given, and attend to its keys and values."""
 
     @property
     def state_spec(self) -> StateSpec:
@@ -145,6 +156,7 @@ class Attention:
             k_scale=self.k_scale,
             v_scale=self.v_scale,
             sliding_window=self.sliding_window,
+            shared_back=self.shared_back,
         )
         return spec.state_spec
 
@@ -152,30 +164,10 @@ class Attention:
         """(T, (H + 2K) * E), with gates (T, (2H + 2K) * E), to (T, H * E). Writes this step's keys and values to the
         cache first."""
         cache = KeyValueCache.of(state, self.k_scale, self.v_scale)
-        num_queries, num_keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        num_queries = self.num_heads * self.head_dim
         first_key = 2 * num_queries if self.is_gated else num_queries
-        q_TQ, v_TK = qkv_TC[:, :num_queries], qkv_TC[:, first_key + num_keys :]
-        k_TK = qkv_TC[:, first_key : first_key + num_keys]
-        if self.norms_all_heads:
-            q_TQ, k_TK = self._normed(q_TQ, self.q_norm), self._normed(k_TK, self.k_norm)
-        q_THE = inflight_kernels.rope_and_kv_write(
-            self._by_heads(q_TQ),
-            self._by_heads(k_TK),
-            self._by_heads(v_TK),
-            self.cos_sin,
-            metadata.positions_T,
-            cache.keys,
-            cache.values,
-            metadata.blocks[cache.group].slots_T,
-            None if self.norms_all_heads else self.q_norm,
-            None if self.norms_all_heads else self.k_norm,
-            self.norm_eps,
-            cache.k_scale,
-            cache.v_scale,
-            self.adjacent_pairs,
-        )
         attended_THE = attend(
-            q_THE,
+            self._rotated(qkv_TC[:, :num_queries], qkv_TC[:, first_key:], cache, metadata),
             cache,
             metadata,
             self.scale,
@@ -188,6 +180,41 @@ class Attention:
         if self.is_gated:
             attended_TQ = inflight_kernels.sigmoid_mul(attended_TQ, qkv_TC[:, num_queries:first_key])
         return attended_TQ
+
+    def _rotated(self, q_TQ: Tensor, kv_TC: Tensor, cache: KeyValueCache, metadata: AttentionMetadata) -> Tensor:
+        """Queries (T, H, E), once keys and values are in the cache."""
+        if self.shared_back:
+            return inflight_kernels.rope(
+                self._by_heads(q_TQ),
+                self.cos_sin,
+                metadata.positions_T,
+                self.q_norm,
+                self.norm_eps,
+                self.adjacent_pairs,
+            )
+        num_keys = self.num_kv_heads * self.head_dim
+        k_TK = kv_TC[:, :num_keys]
+        v_TKE = self._by_heads(k_TK if self.values_are_keys else kv_TC[:, num_keys:])
+        if self.v_norm is not None:
+            v_TKE = self._normed(v_TKE, self.v_norm)
+        if self.norms_all_heads:
+            q_TQ, k_TK = self._normed(q_TQ, self.q_norm), self._normed(k_TK, self.k_norm)
+        return inflight_kernels.rope_and_kv_write(
+            self._by_heads(q_TQ),
+            self._by_heads(k_TK),
+            v_TKE,
+            self.cos_sin,
+            metadata.positions_T,
+            cache.keys,
+            cache.values,
+            metadata.blocks[cache.group].slots_T,
+            None if self.norms_all_heads else self.q_norm,
+            None if self.norms_all_heads else self.k_norm,
+            self.norm_eps,
+            cache.k_scale,
+            cache.v_scale,
+            self.adjacent_pairs,
+        )
 
     def _by_heads(self, features_TC: Tensor) -> Tensor:
         """(T, heads * E) to (T, heads, E)."""

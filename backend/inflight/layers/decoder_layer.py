@@ -34,6 +34,8 @@ class Branch:
     is_beside: bool = False
     """Whether it reads the stream that the branch before it reads, and adds to what that one computes; else it reads
     what those before it have added."""
+    norm_of_sum: Norm[Tensor] | None = None
+    """Of what it and those that it is beside compute together."""
 
     def __call__(self, normed_TD: Any, states: Iterator[LayerState], metadata: AttentionMetadata) -> Tensor:
         """`states`: the next is its own, if it has one."""
@@ -48,6 +50,8 @@ class Branch:
 @dataclass(slots=True, kw_only=True)
 class DecoderLayer:
     branches: Sequence[Branch]
+    scale: float = 1.0
+    """Factor of the residual stream behind the layer."""
 
     @property
     def norm(self) -> Norm[Any]:
@@ -61,9 +65,9 @@ class DecoderLayer:
 
     def __call__(
         self, normed_TD: Any, stream_TD: Tensor, states: Iterator[LayerState], metadata: AttentionMetadata
-    ) -> tuple[Tensor, Tensor]:
-        """(output of this layer, residual to add it to) for the residual stream and what `norm` makes of it. Takes as
-        many `states` as it has `state_specs`."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """(output of this layer, residual to add it to; None = it is added) for the residual stream and what `norm`
+        makes of it. Takes as many `states` as it has `state_specs`."""
         first, *others = self.branches
         norm, output_TD = first.norm, first(normed_TD, states, metadata)
         for branch in others:
@@ -71,8 +75,9 @@ class DecoderLayer:
                 # Those that share a norm read the same.
                 own_TD = normed_TD if branch.norm is norm else branch.norm(stream_TD, metadata)
                 output_TD = output_TD + branch(own_TD, states, metadata)
+                output_TD = output_TD if branch.norm_of_sum is None else branch.norm_of_sum(output_TD, metadata)
             else:
                 norm = branch.norm
                 normed_TD, stream_TD = branch.norm.add(output_TD, stream_TD, metadata)
                 output_TD = branch(normed_TD, states, metadata)
-        return output_TD, stream_TD
+        return (output_TD, stream_TD) if self.scale == 1.0 else ((output_TD + stream_TD) * self.scale, None)

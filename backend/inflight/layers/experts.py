@@ -16,6 +16,7 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mlp import MLP, GatedMLP
+from inflight.layers.norm import Norm
 from inflight.layers.weight import Weight
 from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.moe import ExpertWeights
@@ -28,9 +29,15 @@ class Experts:
 
     router: Weight
     """(E, D), whole on every rank."""
+    router_norm: Norm[Tensor] | None = None
+    """Of what the router reads; None = the same as experts."""
+    norm: Norm[Tensor] | None = None
+    """Of what experts read, where the router has a norm of its own."""
     router_bias_E: Tensor | None = None
     choice_bias_E: Tensor | None = None
     """float32, added to the scores for the choice alone."""
+    factors_E: Tensor | None = None
+    """float32, of the weight of each expert."""
     routing: Routing
     gate_up_ECD: ExpertWeights
     """Of each expert gate, then up; or up alone."""
@@ -47,8 +54,12 @@ class Experts:
     deterministic: bool = False
 
     def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
-        logits_TE = self.router.multiply(hidden_TD, self.router_bias_E, self.deterministic)
-        weights_TK, experts_TK = inflight_kernels.route_experts(logits_TE, self.routing, self.choice_bias_E)
+        routed_TD = hidden_TD if self.router_norm is None else self.router_norm(hidden_TD, metadata)
+        logits_TE = self.router.multiply(routed_TD, self.router_bias_E, self.deterministic)
+        weights_TK, experts_TK = inflight_kernels.route_experts(
+            logits_TE, self.routing, self.choice_bias_E, self.factors_E
+        )
+        hidden_TD = hidden_TD if self.norm is None else self.norm(hidden_TD, metadata)
         y_TD = inflight_kernels.fused_moe(
             hidden_TD if self.narrow is None else self.narrow(hidden_TD, metadata),
             weights_TK,

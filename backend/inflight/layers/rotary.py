@@ -30,6 +30,8 @@ class RopeConfig:
     attention_factor: float | None = None
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
+    rotated_part: float = 1.0
+    """Of the pairs, those with a frequency above 0."""
 
 
 def cos_sin_table(rope: RopeConfig | None, rotary_dim: int, num_positions: int) -> Tensor:
@@ -58,6 +60,13 @@ def _default(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Te
 def _linear(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
     """Positions divided by the factor."""
     return _inverse(rope.theta, rotary_dim) / rope.factor, 1.0
+
+
+def _proportional(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
+    """The first ones of all frequencies, and 0 for the other pairs (Gemma 4)."""
+    frequencies_R = _inverse(rope.theta, rotary_dim) / rope.factor
+    frequencies_R[int(rope.rotated_part * rotary_dim / 2) :] = 0.0
+    return frequencies_R, 1.0
 
 
 def _dynamic(rope: RopeConfig, rotary_dim: int, positions_S: Tensor) -> tuple[Tensor, float]:
@@ -126,6 +135,7 @@ def score_factor(rope: RopeConfig | None) -> float:
 FREQUENCIES: dict[str, Callable[[RopeConfig, int, Tensor], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,

@@ -56,6 +56,9 @@ class StateSpec:
     """Last tokens whose part of it is read, the token that reads included; 0 = all."""
     scales: tuple[float, ...] = ()
     """What stored numbers have to be multiplied by: ranks that hand over units must have the same."""
+    shared_back: int = 0
+    """How many places before it the state stands that is this one too, among those of a network's parts; 0 = it is a
+    state of its own."""
 
     @property
     def num_bytes(self) -> int:

@@ -25,11 +25,17 @@ class VocabularyParallelEmbedding:
     group: TensorParallelGroup
     factor: float = 1.0
     """Of the rows that are looked up; embeddings that requests bring have it already."""
+    gives_way: bool = True
+    """Whether such embeddings stand in the place of its rows."""
 
     def __call__(self, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
         first = None if self.group.size == 1 else self.group.rank * self.weight_UD.shape[0]
-        hidden_TD = self.group.all_reduce(inflight_kernels.embedding(token_ids_T, self.weight_UD, first, self.factor))
-        return hidden_TD if metadata.given is None else metadata.given.put_into(hidden_TD)
+        hidden_TD = self.group.all_reduce(
+            inflight_kernels.embedding(token_ids_T, self.weight_UD, first, self.factor, self.gives_way)
+        )
+        if metadata.given is None or not self.gives_way:
+            return hidden_TD
+        return metadata.given.put_into(hidden_TD)
 
     def table(self, metadata: AttentionMetadata) -> Tensor | None:
         """(V, D), if a call returns rows of it as they are; None = it sums over ranks or puts given embeddings in."""

@@ -76,9 +76,12 @@ class AdapterPlaces:
         if family.attends(layer):
             numbers[OUTPUT] = family.attention.output.name
             if family.attention.latents is None:
-                qkv = tuple(dict.fromkeys(family.attention.qkv.names))
-                numbers |= dict(zip((QUERY, KEY, VALUE) if len(qkv) > 1 else (QKV,), qkv, strict=True))
-        if family.feeds_forward(layer) and (family.experts is None or layer not in family.experts.layers):
+                qkv = tuple(dict.fromkeys(family.qkv(layer).names))
+                is_stacked = len(set(family.attention.qkv.names)) == 1
+                numbers |= dict(zip((QKV,) if is_stacked else (QUERY, KEY, VALUE), qkv, strict=False))
+        experts = family.experts
+        has_mlp = experts is None or experts.beside is not None or layer not in experts.layers
+        if family.feeds_forward(layer) and has_mlp:
             gate_up = family.mlp.gate_up.names
             numbers |= dict(zip((GATE, UP) if len(gate_up) > 1 else (GATE_UP,), gate_up, strict=True))
             numbers[DOWN] = family.mlp.down.name

@@ -138,13 +138,28 @@ class Checkpoint:
     def read_scale(self, name: str) -> float:
         """The only element of tensor `name`, with which others are quantised. It is read also if they are not, since no
         memory keeps it."""
+        return float(self.check_scales(name, self._shape_of_one(name)).item())
+
+    def read_number(self, name: str) -> float:
+        """The only element of tensor `name`, any number. It is read also if others are not, as a scale."""
+        self._slice(name, self._shape_of_one(name), FLOAT_DTYPES)
+        try:
+            number = float(self._open(self._file_of[name]).get_tensor(name).item())
+        except SafetensorError as error:
+            raise self._broken(self._file_of[name], error) from None
+        if not math.isfinite(number):
+            raise ConfigurationError(f"{self.folder / self._file_of[name]}: tensor {name} is {number}, and no number")
+        return number
+
+    def _shape_of_one(self, name: str) -> tuple[int, ...]:
+        """Of a tensor with one element."""
         if name not in self:
             raise self._missing(name)
         shape = tuple(self._open_slice(name).get_shape())
         if math.prod(shape) != 1:
             path = self.folder / self._file_of[name]
             raise ConfigurationError(f"{path}: tensor {name} has shape {list(shape)}, but one number is supported")
-        return float(self.check_scales(name, shape).item())
+        return shape
 
     def check_scales(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """All of tensor `name`, with which others are quantised. Raises unless it has this shape and its elements are

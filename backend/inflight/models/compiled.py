@@ -52,7 +52,8 @@ class CompiledNetwork:
     head: Program | None
     """Hidden states to logits; None = a later stage has it."""
     by_layer: tuple[Program, ...]
-    """The same as `hidden_states`, with the same bits, in parts: each layer, then the norm that a head needs."""
+    """The same as `hidden_states`, with the same bits, in parts: each layer, then the norm that a head needs; none of a
+    network whose layers read more than the residual stream."""
     first_layer: int = 0
     """Number of its first layer in the whole network."""
     activations: str = ""
@@ -64,7 +65,7 @@ class CompiledNetwork:
 
     @property
     def num_layers(self) -> int:
-        return len(self.by_layer) - (self.head is not None)
+        return max(len(self.by_layer) - (self.head is not None), 0)
 
     def forward_layers(
         self, x_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata, wanted: frozenset[int]
@@ -107,8 +108,10 @@ def may_compile(config: EngineConfig, model: ModelConfig) -> bool:
     if (latents := model.family.attention.latents) is not None:
         sizes += [latents.sizes.plain, latents.sizes.latent, latents.sizes.value]
         sizes += [] if latents.narrow_queries is None else [latents.narrow_queries.size]
-    fits = model.head_dim in cpu.HEAD_DIMS and all(size % cpu.STEP == 0 for size in sizes)
-    return config.cpu_compile != "false" and fits
+    if (layer_inputs := model.family.layer_inputs) is not None:
+        sizes.append(layer_inputs.size)
+    fits = all(heads.head_dim in cpu.HEAD_DIMS for heads in model.heads)
+    return config.cpu_compile != "false" and fits and all(size % cpu.STEP == 0 for size in sizes)
 
 
 def keeps_codes(config: EngineConfig, model: ModelConfig, device: torch.device, group: TensorParallelGroup) -> bool:

@@ -39,6 +39,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """Of one layer's attention."""
+
+    num_kv_heads: int
+    head_dim: int
+    """Of a key; where latents are in the place of keys, of all that is kept of a token."""
+    rotary_dim: int
+    """Elements of each head that are rotated, its first ones; beside latents those of the key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Configuration of one decoder. Sizes are of the whole network, not of one rank's part."""
 
@@ -51,11 +62,8 @@ class ModelConfig:
     intermediate_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    """Of a key; where latents are in the place of keys, of all that is kept of a token."""
-    rotary_dim: int
-    """Elements of each head that are rotated, its first ones; beside latents those of the key."""
+    heads: tuple[Heads, ...]
+    """Per layer."""
     tie_word_embeddings: bool
     sliding_windows: tuple[int, ...]
     """Per layer: number of last keys that a token attends to, itself included; 0 = all."""
@@ -86,7 +94,6 @@ class ModelConfig:
         _check_experts(path, family)
         windows = _sliding_windows(path, family, values)
         ropes = _ropes(path, family, values, windows)
-        num_heads, num_kv_heads, head_dim = _heads(path, family, values)
         max_positions = int(values["max_position_embeddings"])
         return cls(
             architecture=architecture,
@@ -96,10 +103,8 @@ class ModelConfig:
             hidden_size=int(values["hidden_size"]),
             intermediate_size=family.mlp.intermediate_size or int(values["intermediate_size"]),
             num_layers=int(values["num_hidden_layers"]),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            rotary_dim=_rotary_dim(path, family, values, head_dim),
+            num_heads=int(values["num_attention_heads"]),
+            heads=_heads_by_layer(path, family, values),
             tie_word_embeddings=bool(values.get("tie_word_embeddings", False)) and not family.has_own_head,
             sliding_windows=windows,
             ropes=ropes,
@@ -155,14 +160,38 @@ def _check_experts(path: Path, family: Family) -> None:
         )
 
 
-def _heads(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Query heads, key/value heads and the size of a head."""
+def _heads_by_layer(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[Heads, ...]:
+    check_values(path, values, ["per_layer_config"])
+    of_most, by_layer = _heads(path, family, values), values.get("per_layer_config") or {}
+    if by_layer and not family.heads_by_layer:
+        raise NotNative(f"{path}: per_layer_config is not supported for this architecture")
+    if unknown := {key for each in by_layer.values() for key in each} - {"num_key_value_heads", "head_dim"}:
+        raise NotNative(
+            f"{path}: per_layer_config has {', '.join(sorted(unknown))}, which no layer may have of its own"
+        )
+    for each in by_layer.values():
+        check_values(path, {**values, **each}, ["num_key_value_heads", "head_dim"])
+    heads = [
+        _heads(path, family, {**values, **by_layer[str(layer)]}) if str(layer) in by_layer else of_most
+        for layer in range(int(values["num_hidden_layers"]))
+    ]
+    for layer, own in enumerate(heads):
+        if own != heads[source := family.key_layer(layer)]:
+            raise ConfigurationError(
+                f"{path}: layer {layer} attends to the keys of layer {source}, and has other heads by per_layer_config"
+            )
+    return tuple(heads)
+
+
+def _heads(path: Path, family: Family, values: Mapping[str, Any]) -> Heads:
     num_heads, hidden_size = int(values["num_attention_heads"]), int(values["hidden_size"])
     if family.attention.latents is not None:
         sizes = family.attention.latents.sizes
         if sizes.rotated % 2 or sizes.rotated < 4:
             raise ConfigurationError(f"{path}: qk_rope_head_dim must be an even number of at least 4")
-        return num_heads, num_heads, sizes.row
+        return Heads(
+            num_kv_heads=num_heads, head_dim=sizes.row, rotary_dim=_rotary_dim(path, family, values, sizes.row)
+        )
     num_kv_heads = int(family.num_kv_heads or values.get("num_key_value_heads") or num_heads)
     if num_heads % num_kv_heads:
         raise ConfigurationError(
@@ -178,7 +207,11 @@ def _heads(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[int, 
     # The rotary embedding rotates pairs of a head's elements, and yarn scaling needs more than one pair.
     if head_dim % 2 or head_dim < 4:
         raise ConfigurationError(f"{path}: head_dim must be an even number of at least 4, got {head_dim}")
-    return num_heads, num_kv_heads, int(head_dim)
+    return Heads(
+        num_kv_heads=num_kv_heads,
+        head_dim=int(head_dim),
+        rotary_dim=_rotary_dim(path, family, values, int(head_dim)),
+    )
 
 
 def _sliding_windows(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[int, ...]:
@@ -208,7 +241,10 @@ def _rope_parameters(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _rotary_dim(path: Path, family: Family, values: Mapping[str, Any], head_dim: int) -> int:
     """The number of a head's elements that are rotated."""
-    factor = float(_rope_parameters(values).get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0)
+    parameters = _rope_parameters(values)
+    factor = float(parameters.get("partial_rotary_factor") or values.get("partial_rotary_factor") or 1.0)
+    if rope_kind(parameters) == "proportional":
+        factor = 1.0  # of the rotated pairs, see RopeConfig
     if factor != 1.0 and not family.partial_rotary:
         raise NotNative(f"{path}: partial_rotary_factor other than 1 is not supported for this architecture")
     if family.attention.latents is not None:
@@ -248,9 +284,14 @@ def _ropes(
     return tuple(rope if is_rotated(layer) else None for layer, rope in enumerate(ropes))
 
 
+def rope_kind(parameters: Mapping[str, Any]) -> str:
+    """Under the name that transformers 5 has for it, or the one before."""
+    return str(parameters.get("rope_type") or parameters.get("type") or "default")
+
+
 def _rope(path: Path, values: Mapping[str, Any], parameters: Mapping[str, Any]) -> RopeConfig:
     """From `parameters`: those that transformers 5 calls so, or `rope_theta` and `rope_scaling` of before."""
-    kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
+    kind = rope_kind(parameters)
     if kind not in FREQUENCIES:
         raise NotNative(f"{path}: rope type {kind!r} is not supported; these are: {', '.join(FREQUENCIES)}")
     original = parameters.get("original_max_position_embeddings") or values["max_position_embeddings"]
@@ -261,6 +302,10 @@ def _rope(path: Path, values: Mapping[str, Any], parameters: Mapping[str, Any]) 
         for key in ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
         if parameters.get(key) is not None
     }
+    if kind == "proportional":
+        optional["rotated_part"] = part = float(parameters.get("partial_rotary_factor") or 1.0)
+        if part > 1:
+            raise ConfigurationError(f"{path}: partial_rotary_factor must be at most 1, got {part}")
     attention_factor = parameters.get("attention_factor")
     factor = parameters.get("factor")
     if factor is None:

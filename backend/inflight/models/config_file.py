@@ -55,6 +55,10 @@ def _positive(*, may_be_null: bool = False) -> Rule:
     )
 
 
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def _is_list_of_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
@@ -69,7 +73,10 @@ _FLAG = Rule("true or false", lambda value: isinstance(value, bool), True)
 _TEXT = Rule("a string", lambda value: isinstance(value, str), True)
 _TEXTS = Rule("a list of strings", _is_list_of_strings, True)
 _WHOLE_NUMBERS = Rule("a list of whole numbers", _is_list_of_whole_numbers, True)
-_OBJECT = Rule("an object", lambda value: isinstance(value, dict), True)
+_OBJECT = Rule("an object", _is_object, True)
+_OBJECTS = Rule(
+    "an object of objects", lambda value: isinstance(value, dict) and all(map(_is_object, value.values())), True
+)
 
 RULES: dict[str, Rule] = {
     "architectures": _TEXTS,
@@ -97,6 +104,7 @@ RULES: dict[str, Rule] = {
     "rope_scaling": _OBJECT,
     "rope_parameters": _OBJECT,
     "partial_rotary_factor": _positive(may_be_null=True),
+    "per_layer_config": _OBJECTS,
 }
 """Rules for the top-level keys. For a missing key, transformers' default applies."""
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.decoder_layer import DecoderLayer
+from inflight.layers.layer_inputs import LayerInputs
 from inflight.layers.norm import Norm
 from inflight.layers.part import Part
 from inflight.layers.state import LayerState, StateSpec
@@ -26,6 +27,8 @@ from inflight.layers.vocabulary import VocabularyParallelEmbedding
 class Decoder:
     embedding: Part[Tensor] | None
     """None = an earlier stage has it: the input is the residual stream (T, D) instead of token ids."""
+    layer_inputs: LayerInputs | None = None
+    """What layers read beside the residual stream; None = nothing."""
     layers: Sequence[DecoderLayer]
     norm: Norm[Any]
     """Behind the last layer. A stage that has no head ends with the first norm of the next one's layers, of which only
@@ -62,18 +65,25 @@ class Decoder:
         """See LayeredNetwork."""
         norms = [*(layer.norm for layer in self.layers), self.norm]
         normed_TD, stream_TD = self._begin(x_T, norms[0], metadata)
+        if self.layer_inputs is not None:
+            metadata = replace(metadata, layer_inputs_TC=self.layer_inputs(x_T, stream_TD, metadata))
         outputs: dict[int, Tensor] = {}
         of_parts = iter(states)
         for number, layer in enumerate(self.layers):
             output_TD, residual_TD = layer(normed_TD, stream_TD, of_parts, metadata)
-            normed_TD, stream_TD = norms[number + 1].add(output_TD, residual_TD, metadata)
+            if residual_TD is None:
+                normed_TD, stream_TD = norms[number + 1](output_TD, metadata), output_TD
+            else:
+                normed_TD, stream_TD = norms[number + 1].add(output_TD, residual_TD, metadata)
             if self.first_layer + number in wanted:
                 outputs[self.first_layer + number] = stream_TD
         return stream_TD if self.head is None else normed_TD, outputs
 
     def by_layer(self) -> list[Decoder]:
         """The same network as stages of one layer each, whose results are their layers' outputs; and what is behind the
-        last one, its norm, if this one has a head."""
+        last one, its norm, if this one has a head. None where layers read more than the residual stream."""
+        if self.layer_inputs is not None:
+            return []
         stages = []
         for number, layer in enumerate(self.layers):
             norm = self.layers[number + 1].norm if number + 1 < len(self.layers) else self.norm

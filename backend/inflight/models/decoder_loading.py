@@ -16,27 +16,26 @@ from torch import Tensor
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import Attention
 from inflight.layers.decoder_layer import Branch, DecoderLayer
-from inflight.layers.fp8 import fuse_quantization
 from inflight.layers.gated_delta_net import GatedDeltaNet
 from inflight.layers.mamba import Mamba
-from inflight.layers.mlp import MLP, GatedMLP
-from inflight.layers.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from inflight.layers.norm import Norm
 from inflight.layers.part import OfScaled, Part, Scaled, SoftCapped
 from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.layers.self_attention import SelfAttention
 from inflight.layers.short_conv import ShortConv
 from inflight.layers.vocabulary import PositionedEmbedding, VocabularyParallelHead
+from inflight.models.branch_loading import fused, norm_behind_part, scaled
 from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.delta_net_weights import load_delta_net
-from inflight.models.expert_weights import load_mixture
-from inflight.models.family import Family, MLPTensors, without_first_name
+from inflight.models.family import Family, without_first_name
+from inflight.models.feed_forward_loading import load_feed_forward
 from inflight.models.latent_weights import load_latent_attention
+from inflight.models.layer_input_weights import load_layer_input_branch, load_layer_inputs
 from inflight.models.mamba_weights import load_mamba
 from inflight.models.mixer_tensors import DeltaNetTensors, MambaTensors, MixerTensors
 from inflight.models.short_conv_weights import load_short_conv
-from inflight.models.split_tensors import NotSplit
 from inflight.models.text_parts import renamed
 from inflight.models.weights import Section, WeightLoader
 
@@ -61,11 +60,10 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
     """
     config = _tied_as_in(loader.checkpoint, _named_as_in(loader, config))
     family = config.family
-    features = _features_of_rank(config, loader)
-    tables = {
-        rope: cos_sin_table(rope, config.rotary_dim, num_positions).to(loader.device) for rope in set(config.ropes)
-    }
+    kinds = {(rope, heads.rotary_dim) for rope, heads in zip(config.ropes, config.heads, strict=True)}
+    tables = {kind: cos_sin_table(*kind, num_positions).to(loader.device) for kind in kinds}
     own = range(config.num_layers) if layers is None else layers
+    _check_stage(config, own)
     is_first, is_last = own.start == 0, own.stop == config.num_layers
 
     def loader_of(is_own: bool) -> WeightLoader:
@@ -78,9 +76,8 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
         positions_SD = loader_of(is_first).positions(
             family.positions, config.max_position_embeddings, num_positions, config.hidden_size
         )
-    all_layers = [
-        _load_layer(config, loader_of(number in own), features, tables, number) for number in range(config.num_layers)
-    ]
+    all_layers = [_load_layer(config, loader_of(number in own), tables, number) for number in range(config.num_layers)]
+    layer_inputs = load_layer_inputs(config, loader)
     norm = loader_of(is_last).norm(family.norm, "", config.hidden_size, family.norms)
     ignored = NOT_WEIGHTS
     if config.tie_word_embeddings:
@@ -90,23 +87,51 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
         weight = loader_of(is_last).head(family.head, config.vocab_size, config.hidden_size)
     bias_U = loader_of(is_last).head_bias(family.head, config.vocab_size)
     extra_layers = range(config.num_layers, config.num_layers + family.num_extra_layers)
-    unread = tuple(f"{family.layers}.{number}." for number in extra_layers) + family.unread
+    unread = tuple(f"{family.layers}.{number}." for number in extra_layers) + _keys_of_none(config) + family.unread
     loader.checkpoint.refuse_leftovers(ignored, unread + (config.text_part.others if config.text_part else ()))
     head = VocabularyParallelHead(weight, config.vocab_size, loader.group, loader.deterministic, bias_U)
     embedding.factor = family.token_multiplier
     if family.rounds_token_multiplier:
-        embedding.factor = torch.tensor(family.token_multiplier, dtype=loader.dtype).item()
-    embedding_part: Part[Tensor] = _scaled(embedding, family.embedding_multiplier)
+        embedding.factor = loader.rounded(family.token_multiplier)
+    embedding_part: Part[Tensor] = scaled(embedding, family.embedding_multiplier)
     if positions_SD is not None:
         embedding_part = PositionedEmbedding(embedding_part, positions_SD)
     return Decoder(
         embedding=embedding_part if is_first else None,
+        layer_inputs=layer_inputs,
         layers=all_layers[own.start : own.stop],
         norm=norm if is_last else _norm_behind(config, loader, own),
         head=_finished(head, family) if is_last else None,
         first_layer=own.start,
         hidden_size=config.hidden_size,
         dtype=loader.dtype,
+    )
+
+
+def _check_stage(config: ModelConfig, layers: range) -> None:
+    """Raise ConfigurationError if a pipeline stage of these layers needs more of others than the residual stream."""
+    if config.family.layer_inputs is not None and len(layers) < config.num_layers:
+        raise ConfigurationError(
+            f"{config.architecture} has inputs of every layer (hidden_size_per_layer_input), which pipeline stages do "
+            "not hand on; set pipeline_parallel_size to 1"
+        )
+    for number in layers:
+        if (source := config.family.key_layer(number)) not in layers:
+            raise ConfigurationError(
+                f"layer {number} of {config.architecture} attends to the keys and values of layer {source}, which "
+                "another pipeline stage has; set pipeline_parallel_size to less"
+            )
+
+
+def _keys_of_none(config: ModelConfig) -> tuple[str, ...]:
+    """Tensors that checkpoints have for keys and values of layers that use those of others."""
+    family = config.family
+    key_norm = () if family.attention.k_norm is None else (family.attention.k_norm.name,)
+    return tuple(
+        f"{family.layers}.{number}.{name}."
+        for number in range(config.num_layers)
+        if family.key_layer(number) != number
+        for name in (*family.attention.qkv.names[1:], *key_norm)
     )
 
 
@@ -160,6 +185,7 @@ class RankFeatures:
     heads: Section
     queries: Section
     keys_or_values: Section
+    head_dim: int
 
 
 def num_local_kv_heads(num_kv_heads: int, num_ranks: int) -> int:
@@ -167,27 +193,28 @@ def num_local_kv_heads(num_kv_heads: int, num_ranks: int) -> int:
     return max(num_kv_heads // num_ranks, 1)
 
 
-def _features_of_rank(config: ModelConfig, loader: WeightLoader) -> RankFeatures:
-    rank, size, head_dim = loader.group.rank, loader.group.size, config.head_dim
+def _features_of_rank(config: ModelConfig, loader: WeightLoader, number: int) -> RankFeatures:
+    heads, rank, size = config.heads[number], loader.group.rank, loader.group.size
+    head_dim = heads.head_dim
     num_heads = loader.split("num_attention_heads", config.num_heads)
-    num_kv_heads = num_local_kv_heads(config.num_kv_heads, size)
-    if config.num_kv_heads >= size or size % config.num_kv_heads:
-        loader.split("num_key_value_heads", config.num_kv_heads)
-    first_kv_head = rank * config.num_kv_heads // size
+    num_kv_heads = num_local_kv_heads(heads.num_kv_heads, size)
+    if heads.num_kv_heads >= size or size % heads.num_kv_heads:
+        loader.split("num_key_value_heads", heads.num_kv_heads)
+    first_kv_head = rank * heads.num_kv_heads // size
     return RankFeatures(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         heads=Section(config.num_heads, rank * num_heads, num_heads),
         queries=Section(config.num_heads * head_dim, rank * num_heads * head_dim, num_heads * head_dim),
-        keys_or_values=Section(config.num_kv_heads * head_dim, first_kv_head * head_dim, num_kv_heads * head_dim),
+        keys_or_values=Section(heads.num_kv_heads * head_dim, first_kv_head * head_dim, num_kv_heads * head_dim),
+        head_dim=head_dim,
     )
 
 
 def _load_layer(
     config: ModelConfig,
     loader: WeightLoader,
-    features: RankFeatures,
-    tables: Mapping[RopeConfig | None, Tensor],
+    tables: Mapping[tuple[RopeConfig | None, int], Tensor],
     number: int,
 ) -> DecoderLayer:
     family, branches = config.family, list[Branch]()
@@ -197,10 +224,16 @@ def _load_layer(
     if mixer is not None:
         branches.append(_load_mixer(config, loader, mixer, number))
     if family.attends(number):
-        branches.append(_load_attention(config, loader, features, tables[config.ropes[number]], number, branches))
+        cos_sin = tables[config.ropes[number], config.heads[number].rotary_dim]
+        branches.append(_load_attention(config, loader, cos_sin, number, branches))
     if family.feeds_forward(number):
-        branches.append(_load_feed_forward(config, loader, number, branches))
-    return DecoderLayer(branches=branches)
+        branches += load_feed_forward(config, loader, number, branches)
+    if family.layer_inputs is not None:
+        branches.append(load_layer_input_branch(config, loader, number))
+    scale = 1.0
+    if family.layer_scale is not None:
+        scale = loader.rounded(loader.checkpoint.read_number(f"{family.layers}.{number}.{family.layer_scale}"))
+    return DecoderLayer(branches=branches, scale=scale)
 
 
 def _load_mixer(config: ModelConfig, loader: WeightLoader, tensors: MixerTensors, number: int) -> Branch:
@@ -211,17 +244,16 @@ def _load_mixer(config: ModelConfig, loader: WeightLoader, tensors: MixerTensors
         mixer = load_delta_net(loader, tensors, prefix, config.hidden_size)
     elif isinstance(tensors, MambaTensors):
         mixer = load_mamba(loader, tensors, prefix, config.hidden_size)
-        mixer.output = _scaled(mixer.output, tensors.output_multiplier)
+        mixer.output = scaled(mixer.output, tensors.output_multiplier)
     else:
         mixer = load_short_conv(loader, tensors, prefix, config.hidden_size)
-    mixer.output = _scaled(mixer.output, family.residual_multiplier)
+    mixer.output = scaled(mixer.output, family.residual_multiplier)
     return Branch(norm=norm, stateful=mixer)
 
 
 def _load_attention(
     config: ModelConfig,
     loader: WeightLoader,
-    features: RankFeatures,
     cos_sin: Tensor,
     number: int,
     before: Sequence[Branch],
@@ -229,31 +261,35 @@ def _load_attention(
     """`before`: the mixer that the layer has beside it, whose norm is that of both."""
     family, hidden_size = config.family, config.hidden_size
     tensors, prefix = family.attention, f"{family.layers}.{number}."
+    features = _features_of_rank(config, loader, number)
     if tensors.latents is not None:
         part = load_latent_attention(
             loader, tensors, tensors.latents, prefix, hidden_size, features.heads, config.ropes[number], cos_sin
         )
-        own_norm, part.down = _fused(family, loader.norm(tensors.norm, prefix, hidden_size, family.norms), part.down)
-        norm_after = _norm_after(config, loader, tensors.norm_after, prefix)
+        own_norm, part.down = fused(family, loader.norm(tensors.norm, prefix, hidden_size, family.norms), part.down)
+        norm_after = norm_behind_part(config, loader, tensors.norm_after, prefix)
         return Branch(norm=own_norm, stateful=part, norm_after=norm_after)
-    q_norm, k_norm = _load_qk_norms(config, loader, prefix)
+    source = family.key_layer(number)
+    has_keys, values_are_keys = source == number, number in family.layers_without_values
+    q_norm, k_norm = _load_qk_norms(config, loader, number, has_keys=has_keys)
     gates = (features.queries,) if tensors.is_gated else ()
-    qkv_sections = (features.queries, *gates, features.keys_or_values, features.keys_or_values)
-    scales = loader.cache_scales(f"{prefix}{tensors.module}")
-    qkv: Part[Tensor] = loader.by_outputs(tensors.qkv, prefix, qkv_sections, hidden_size)
+    num_kv_sections = (1 if values_are_keys else 2) if has_keys else 0
+    qkv_sections = (features.queries, *gates, *(features.keys_or_values,) * num_kv_sections)
+    scales = loader.cache_scales(f"{family.layers}.{source}.{tensors.module}")
+    qkv: Part[Tensor] = loader.by_outputs(family.qkv(number), prefix, qkv_sections, hidden_size)
     if tensors.input_multiplier != 1.0:
         qkv = OfScaled(qkv, tensors.input_multiplier)
     norm: Norm[Any]
     if before:
         norm = before[0].norm
     else:
-        norm, qkv = _fused(family, loader.norm(tensors.norm, prefix, hidden_size, family.norms), qkv)
+        norm, qkv = fused(family, loader.norm(tensors.norm, prefix, hidden_size, family.norms), qkv)
     output = loader.by_inputs(tensors.output, prefix, hidden_size, features.queries)
     attention = Attention(
         num_heads=features.num_heads,
         num_kv_heads=features.num_kv_heads,
-        head_dim=config.head_dim,
-        scale=config.head_dim**-0.5 if tensors.scale is None else tensors.scale,
+        head_dim=features.head_dim,
+        scale=features.head_dim**-0.5 if tensors.scale is None else tensors.scale,
         sliding_window=config.sliding_windows[number],
         cos_sin=cos_sin,
         dtype=loader.cache_dtype,
@@ -261,6 +297,7 @@ def _load_attention(
         v_scale=scales.v,
         q_norm=q_norm,
         k_norm=k_norm,
+        v_norm=_no_weight(loader, family, features.head_dim) if tensors.normalizes_values else None,
         norms_all_heads=tensors.norms_all_heads,
         norm_eps=family.norms.eps,
         adjacent_pairs=tensors.adjacent_pairs,
@@ -268,85 +305,44 @@ def _load_attention(
         soft_cap=tensors.soft_cap,
         sinks_H=None if tensors.sinks is None else loader.of_heads(f"{prefix}{tensors.sinks.name}", features.heads),
         deterministic=loader.deterministic,
+        values_are_keys=values_are_keys,
+        shared_back=_num_attending(family, range(source, number)),
     )
     return Branch(
         norm=norm,
         stateful=SelfAttention(
             qkv=qkv,
             attention=attention,
-            output=_scaled(output, family.residual_multiplier * tensors.output_multiplier),
+            output=scaled(output, family.residual_multiplier * tensors.output_multiplier),
         ),
-        norm_after=_norm_after(config, loader, tensors.norm_after, prefix),
+        norm_after=norm_behind_part(config, loader, tensors.norm_after, prefix),
         is_beside=bool(before),
     )
 
 
-def _load_qk_norms(config: ModelConfig, loader: WeightLoader, prefix: str) -> list[Tensor | None]:
-    tensors, norms = config.family.attention, config.family.norms
+def _num_attending(family: Family, layers: range) -> int:
+    """Parts of these layers that keep a state, where all attend."""
+    assert not layers or not family.mixers, "keys and values are shared by networks that attend in every layer only"
+    return len(layers)
+
+
+def _no_weight(loader: WeightLoader, family: Family, size: int) -> Tensor:
+    """What a norm without a weight multiplies."""
+    return torch.ones(size, dtype=torch.float32 if family.norms.rounds_once else loader.dtype, device=loader.device)
+
+
+def _load_qk_norms(config: ModelConfig, loader: WeightLoader, number: int, *, has_keys: bool) -> list[Tensor | None]:
+    family, heads = config.family, config.heads[number]
+    tensors, norms, prefix = family.attention, family.norms, f"{family.layers}.{number}."
     if tensors.norms_all_heads and loader.group.size > 1:
         raise ConfigurationError(
             f"tensor_parallel_size is {loader.group.size}, but {config.architecture} normalises all heads of a layer "
             "together, and each rank has only some of them; set tensor_parallel_size to 1"
         )
     sizes = [
-        config.head_dim * (heads if tensors.norms_all_heads else 1) for heads in (config.num_heads, config.num_kv_heads)
+        heads.head_dim * (count if tensors.norms_all_heads else 1) for count in (config.num_heads, heads.num_kv_heads)
     ]
     return [
         None if tensor is None else loader.norm_weight(tensor, prefix, size, norms)
-        for tensor, size in zip((tensors.q_norm, tensors.k_norm), sizes, strict=True)
+        for tensor, size in zip((tensors.q_norm, tensors.k_norm if has_keys else None), sizes, strict=True)
     ]
-
-
-def _norm_after(config: ModelConfig, loader: WeightLoader, tensor: NotSplit | None, prefix: str) -> Norm[Tensor] | None:
-    return None if tensor is None else loader.norm(tensor, prefix, config.hidden_size, config.family.norms)
-
-
-def _fused(family: Family, norm: RMSNorm | LayerNorm | NoNorm, part: Part[Tensor]) -> tuple[Norm[Any], Part[Any]]:
-    """With tokens in fp8 between them, where an RMSNorm gives them to one part alone."""
-    if family.is_parallel or not isinstance(norm, RMSNorm):
-        return norm, part
-    return fuse_quantization(norm, part)
-
-
-def _load_feed_forward(config: ModelConfig, loader: WeightLoader, number: int, before: Sequence[Branch]) -> Branch:
-    """`before`: the layer's other branches; in parallel to them it may have their norm."""
-    family, mlp, prefix = config.family, config.family.mlp, f"{config.family.layers}.{number}."
-    part = _load_mlp(config, loader, number, prefix)
-    if family.is_parallel and mlp.norm is None:
-        norm = before[0].norm
-    else:
-        norm, part = _fused(family, loader.norm(mlp.norm, prefix, config.hidden_size, family.norms), part)
-    return Branch(
-        norm=norm,
-        part=_scaled(part, family.residual_multiplier * mlp.output_multiplier),
-        norm_after=_norm_after(config, loader, mlp.norm_after, prefix),
-        is_beside=family.is_parallel,
-    )
-
-
-def _load_mlp(config: ModelConfig, loader: WeightLoader, number: int, prefix: str) -> Part[Tensor]:
-    mlp, experts = config.family.mlp, config.family.experts
-    if experts is not None and number in experts.layers:
-        return load_mixture(loader, experts, prefix, config.hidden_size)
-    if mlp.respelt is not None:
-        mlp = _spelt_as_in(loader, prefix, mlp, *mlp.respelt)
-    intermediate = loader.even_section("intermediate_size", config.intermediate_size)
-    sections = (intermediate, intermediate) if mlp.is_gated else (intermediate,)
-    wide = loader.by_outputs(mlp.gate_up, prefix, sections, config.hidden_size)
-    down = loader.by_inputs(mlp.down, prefix, config.hidden_size, intermediate)
-    if mlp.is_gated:
-        return GatedMLP(wide, down, mlp.activation, mlp.gate_multiplier)
-    return MLP(wide, down, mlp.activation)
-
-
-def _spelt_as_in(loader: WeightLoader, prefix: str, mlp: MLPTensors, own: str, other: str) -> MLPTensors:
-    """With the names that the checkpoint has; see `MLPTensors.respelt`."""
-    down = replace(mlp.down, name=mlp.down.name.replace(own, other, 1))
-    if f"{prefix}{down.name}.weight" not in loader.checkpoint:
-        return mlp
-    names = tuple(name.replace(own, other, 1) for name in mlp.gate_up.names)
-    return replace(mlp, gate_up=replace(mlp.gate_up, names=names), down=down)
-
-
-def _scaled(part: Part[Any], multiplier: float) -> Part[Any]:
-    return part if multiplier == 1.0 else Scaled(part, multiplier)

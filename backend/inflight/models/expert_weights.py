@@ -18,9 +18,10 @@ from inflight.errors import ConfigurationError
 from inflight.layers.experts import Experts, SharedExperts
 from inflight.layers.linear import ColumnParallelLinear, RowParallelLinear
 from inflight.layers.mlp import MLP, GatedMLP
+from inflight.layers.norm import RMSNorm
 from inflight.layers.weight import Weight
 from inflight.models.expert_blocks import ExpertBlock, ExpertBlocks, find_experts, find_layout
-from inflight.models.family import ChoiceBias, ExpertTensors, StackedExperts
+from inflight.models.family import BesideMLP, ChoiceBias, ExpertTensors, NormStyle, StackedExperts
 from inflight.models.formats.coded import CodedFormat
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import Block, WeightFormat
@@ -33,9 +34,12 @@ from inflight_kernels.moe import ExpertWeights
 
 
 def load_mixture(
-    loader: WeightLoader, tensors: ExpertTensors, prefix: str, hidden_size: int
+    loader: WeightLoader, tensors: ExpertTensors, prefix: str, hidden_size: int, norms: NormStyle
 ) -> Experts | SharedExperts:
-    """The second half of a layer: experts, and those that compute every token, if there are any."""
+    """The second half of a layer: experts, and those that compute every token, if there are any. `norms`: of experts
+    beside an MLP."""
+    if tensors.beside is not None:
+        return _with_norms(load_experts(loader, tensors, prefix, hidden_size), loader, tensors.beside, prefix, norms)
     if tensors.shared is None:
         return load_experts(loader, tensors, prefix, hidden_size)
     shared, alone = tensors.shared, TensorParallelGroup()
@@ -50,6 +54,15 @@ def load_mixture(
         group=loader.group,
         deterministic=loader.deterministic,
     )
+
+
+def _with_norms(experts: Experts, loader: WeightLoader, tensors: BesideMLP, prefix: str, norms: NormStyle) -> Experts:
+    num_experts, hidden_size, _ = experts.down_EDI.shape
+    scale_D = loader.vector(f"{prefix}{tensors.router_scale}", hidden_size, torch.float32, times=hidden_size**-0.5)
+    experts.router_norm = RMSNorm(scale_D, norms.eps)
+    experts.norm = RMSNorm(loader.norm_weight(tensors.norm, prefix, hidden_size, norms), norms.eps)
+    experts.factors_E = loader.vector(f"{prefix}{tensors.factors}", num_experts, torch.float32)
+    return experts
 
 
 def load_experts(loader: WeightLoader, tensors: ExpertTensors, prefix: str, hidden_size: int) -> Experts:

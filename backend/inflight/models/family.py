@@ -99,6 +99,8 @@ class AttentionTensors:
     q_norm: NotSplit | None = None
     """Norm of the queries before their rotation."""
     k_norm: NotSplit | None = None
+    normalizes_values: bool = False
+    """Whether each head's values have a norm too, without a weight."""
     norms_all_heads: bool = False
     """Whether these are norms of all heads together; else of each by itself."""
     adjacent_pairs: bool = False
@@ -134,6 +136,8 @@ class MLPTensors:
     is_gated: bool = True
     intermediate_size: int | None = None
     """Features of a section; None = as config.json says under that name."""
+    double_layers: frozenset[int] = frozenset()
+    """Numbers of the layers where these are twice as many."""
     norm_after: NotSplit | None = None
     activation: Activation = Activation.SILU
     gate_multiplier: float = 1.0
@@ -182,6 +186,22 @@ class NarrowExperts:
     """Makes hidden features of their sum."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BesideMLP:
+    """Of experts that are beside the layer's MLP and read the same stream, with norms around both, and behind their
+    sum the one that others have behind their MLP."""
+
+    norm: NotSplit
+    """Of what experts read."""
+    norm_after: NotSplit
+    """Of what they compute."""
+    mlp_norm_after: NotSplit
+    router_scale: str
+    """(D,), this tensor's whole name: the weight of a norm of what the router reads, times the square root of D."""
+    factors: str
+    """(E,), likewise: of the weight of each expert."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChoiceBias:
     """What is added to a router's scores for the choice alone."""
@@ -220,11 +240,33 @@ class ExpertTensors:
     activation: Activation = Activation.SILU
     shared: SharedExpertTensors | None = None
     narrow: NarrowExperts | None = None
+    beside: BesideMLP | None = None
+    """None = in the place of the MLP."""
 
     @property
     def first_products(self) -> tuple[str, ...]:
         """Gate and up, or up alone."""
         return (self.up,) if self.gate is None else (self.gate, self.up)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputTensors:
+    """What layers read of each token beside the residual stream, see LayerInputs. Every rank has them whole, but for
+    the table."""
+
+    size: int
+    """Features of each layer."""
+    vocab_size: int
+    """Rows of the table."""
+    table: SplitByVocabulary
+    projection: SplitByOutputs
+    norm: NotSplit
+    gate: SplitByOutputs
+    """Within a layer, as what follows."""
+    activation: Activation
+    output: SplitByInputs
+    norm_after: NotSplit
+    """Of what is added to the residual stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +288,12 @@ class Family:
 
     num_kv_heads: int | None = None
     """None = as config.json says."""
+    heads_by_layer: bool = False
+    """Whether `per_layer_config` is honoured: layers with key/value heads of another number or size than the others."""
+    key_layers: tuple[int, ...] = ()
+    """Of each layer the one whose keys and values it attends to: itself, or an earlier one. () = all have their own."""
+    layers_without_values: frozenset[int] = frozenset()
+    """Numbers of the layers whose values are what keys are before their norm and rotation."""
     is_parallel: bool = False
     """Whether both branches of a layer read the same stream."""
     mixers: tuple[MixerTensors, ...] = ()
@@ -257,6 +305,9 @@ class Family:
     feed_forward_layers: frozenset[int] | None = None
     """Numbers of the layers with a feed-forward or experts; None = all."""
     experts: ExpertTensors | None = None
+    layer_inputs: LayerInputTensors | None = None
+    layer_scale: str | None = None
+    """(1,), within a layer this tensor's whole name: factor of the residual stream behind it."""
     positions: LearnedPositions | None = None
     num_extra_layers: int = 0
     """Layers behind the last one, which predict further tokens; they are not read."""
@@ -295,6 +346,17 @@ class Family:
     def feeds_forward(self, layer: int) -> bool:
         return self.feed_forward_layers is None or layer in self.feed_forward_layers
 
+    def key_layer(self, layer: int) -> int:
+        """The one whose keys and values it attends to."""
+        return self.key_layers[layer] if self.key_layers else layer
+
+    def qkv(self, layer: int) -> SplitByOutputs:
+        """What a layer has of `attention.qkv`."""
+        qkv = self.attention.qkv
+        if self.key_layer(layer) != layer:
+            return replace(qkv, names=qkv.names[:1])
+        return replace(qkv, names=qkv.names[:-1]) if layer in self.layers_without_values else qkv
+
 
 DescribeFamily = Callable[[ConfigValues], Family]
 """What a family's file defines: from the options in a checkpoint's config.json to the description of its network."""
@@ -302,14 +364,24 @@ DescribeFamily = Callable[[ConfigValues], Family]
 
 def without_first_name(family: Family) -> Family:
     """The same with names as a checkpoint of the network without its head has them: `layers` for `model.layers`."""
+    return with_body_names(family, lambda name: name.partition(".")[2] or name)
 
-    def shorter(name: str) -> str:
-        return name.partition(".")[2] or name
 
+def with_body_names(family: Family, rename: Callable[[str], str]) -> Family:
+    """The same with other names of all but the head."""
+    inputs = family.layer_inputs
+    if inputs is not None:
+        inputs = replace(
+            inputs,
+            table=replace(inputs.table, name=rename(inputs.table.name)),
+            projection=replace(inputs.projection, names=tuple(map(rename, inputs.projection.names))),
+            norm=replace(inputs.norm, name=rename(inputs.norm.name)),
+        )
     return replace(
         family,
-        embedding=replace(family.embedding, name=shorter(family.embedding.name)),
-        positions=family.positions and replace(family.positions, name=shorter(family.positions.name)),
-        layers=shorter(family.layers),
-        norm=replace(family.norm, name=shorter(family.norm.name)),
+        embedding=replace(family.embedding, name=rename(family.embedding.name)),
+        layer_inputs=inputs,
+        positions=family.positions and replace(family.positions, name=rename(family.positions.name)),
+        layers=rename(family.layers),
+        norm=replace(family.norm, name=rename(family.norm.name)),
     )

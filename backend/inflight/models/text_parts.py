@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inflight.models.family import Family
+from inflight.models.family import Family, with_body_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +19,15 @@ class TextPart:
 
 
 GEMMAS_OTHERS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+GEMMA4S_OTHERS = tuple(
+    f"model.{name}." for name in ("vision_tower", "audio_tower", "embed_vision", "embed_audio", "vision_embedder")
+)
 TEXT_PARTS = {
     "Qwen3_5ForConditionalGeneration": TextPart("Qwen3_5ForCausalLM", ("model.visual.",)),
     "Qwen3_5MoeForConditionalGeneration": TextPart("Qwen3_5MoeForCausalLM", ("model.visual.",)),
     "Gemma3ForConditionalGeneration": TextPart("Gemma3ForCausalLM", GEMMAS_OTHERS),
+    "Gemma4ForConditionalGeneration": TextPart("Gemma4ForCausalLM", GEMMA4S_OTHERS),
+    "Gemma4UnifiedForConditionalGeneration": TextPart("Gemma4UnifiedForCausalLM", GEMMA4S_OTHERS),
     "Mistral3ForConditionalGeneration": TextPart("MistralForCausalLM", GEMMAS_OTHERS),
 }
 """The first entry of `architectures` in config.json -> its text."""
@@ -40,10 +45,4 @@ def _with_names(family: Family, body: str, head: str) -> Family:
     def longer(name: str) -> str:
         return f"{body}.{name.removeprefix('model.')}"
 
-    return replace(
-        family,
-        embedding=replace(family.embedding, name=longer(family.embedding.name)),
-        layers=longer(family.layers),
-        norm=replace(family.norm, name=longer(family.norm.name)),
-        head=replace(family.head, name=head),
-    )
+    return replace(with_body_names(family, longer), head=replace(family.head, name=head))

@@ -175,11 +175,18 @@ class WeightLoader:
         scales = read_cache_scales(self.checkpoint, attention)
         return scales if self.kv_dtype == torch.float8_e4m3fn else CacheScales()
 
-    def vector(self, name: str, size: int, dtype: torch.dtype | None = None, added: float = 0.0) -> Tensor:
-        """The one-dimensional tensor `name`, whole, `added` to its values; without `dtype` of that of activations."""
+    def rounded(self, factor: float) -> float:
+        """To the type of the activations."""
+        return torch.tensor(factor, dtype=self.dtype).item()
+
+    def vector(
+        self, name: str, size: int, dtype: torch.dtype | None = None, added: float = 0.0, times: float = 1.0
+    ) -> Tensor:
+        """The one-dimensional tensor `name`, whole, `added` to its values, or each `times` a number; without `dtype` of
+        that of activations."""
         self.checkpoint.check(name, (size,))
         values = self.empty(size, dtype=dtype)
-        self.checkpoint.copy_into(values, name, (size,), added=added)
+        self.checkpoint.copy_into(values, name, (size,), added=added, times=times)
         return values
 
     def stacked_rows(

@@ -167,7 +167,7 @@ def load_parts(
     config = with_settled_dtype(config, model.dtype, device, rank_group, compiles=compiles)
     max_seq_len = _max_seq_len(config, model)
     if isinstance(model, ModelConfig):
-        _check_positions(max_seq_len, model.head_dim, config.num_ranks)
+        _check_positions(max_seq_len, model, config.num_ranks)
     dtype = choose_dtype(config, model.dtype)
     groups = resources.groups or ParallelGroups.create(
         rank_group, Mapping.of(config), device, sums_in_order=config.deterministic
@@ -337,9 +337,10 @@ def _max_seq_len(config: EngineConfig, model: ModelConfig | TransformersConfig) 
     return max_seq_len
 
 
-def _check_positions(max_seq_len: int, head_dim: int, num_ranks: int) -> None:
+def _check_positions(max_seq_len: int, model: ModelConfig, num_ranks: int) -> None:
     """Raise InsufficientMemory if the table of cosines and sines does not fit into the host's memory. While it is made,
     two more tables of its size exist."""
+    head_dim = max(heads.head_dim for heads in model.heads)
     num_bytes = 3 * 4 * (max_seq_len + 1) * head_dim
     free_bytes = free_memory(torch.device("cpu"), num_ranks)
     if num_bytes > free_bytes:
@@ -377,7 +378,7 @@ def _load_draft_network(
                 f"{model.max_positions} or choose another draft model"
             )
         if isinstance(model, ModelConfig):
-            _check_positions(max_seq_len, model.head_dim, config.num_ranks)
+            _check_positions(max_seq_len, model, config.num_ranks)
         dtype = choose_dtype(config, model.dtype)
         return load_network(own, model, groups, dtype, device, max_seq_len, weights=weights, checkpoint=checkpoint)
     except ConfigurationError as error:

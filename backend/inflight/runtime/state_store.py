@@ -63,11 +63,12 @@ class StateShape:
 
     @property
     def placed(self) -> list[tuple[StateSpec, Placing]]:
-        """The specs of blocks, and where each is. Layers with equal windows take turns in their groups."""
+        """The specs of blocks that are no other layer's, and where each is. Layers with equal windows take turns in
+        their groups."""
         found: list[tuple[StateSpec, Placing]] = []
         counts: Counter[int] = Counter()
         for spec in self.specs:
-            if spec.unit is Unit.BLOCK:
+            if spec.unit is Unit.BLOCK and not spec.shared_back:
                 of_window = [group for group, window in enumerate(self.windows) if window == spec.window]
                 own = of_window if len(self.windows) > 1 and of_window else [0]
                 place, turn = divmod(counts[own[0]], len(own))
@@ -93,7 +94,7 @@ def find_windows(shape: StateShape, max_seq_len: int) -> tuple[int, ...]:
     A block has the same number of bytes in every group: those of as many layers as have the rarest of all windows, or
     of more, so that there are few groups. Layers whose states differ have one group.
     """
-    blocks = [spec for spec in shape.specs if spec.unit is Unit.BLOCK]
+    blocks = [spec for spec in shape.specs if spec.unit is Unit.BLOCK and not spec.shared_back]
     counts = Counter(spec.window for spec in blocks)
     if not any(counts) or len({spec.tensors for spec in blocks}) > 1:
         return (0,)
@@ -215,6 +216,9 @@ class StateStore:
         """As networks take them, in the order of the specs. Those at one place in different groups are the same."""
         self.slot_tensors: list[Tensor] = []
         for spec in shape.specs:
+            if spec.shared_back:
+                self.states.append(self.states[-spec.shared_back])
+                continue
             if spec.unit is Unit.SEQUENCE:
                 self.states.append(spec.allocate(num_units[spec.unit], shape.block_size, zeros))
                 self.slot_tensors += self.states[-1].values()

@@ -37,10 +37,11 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
     ABSORBED,
     GATHERED,
     OF_HEADS,
-    MULTIPLIED
+    MULTIPLIED,
+    NORMED_HEADS
   };
   const int64_t widths[] = {64, 64, 256, 128, 64, 64,  96, 32, 64, 64, 32,  64,  32,  32,
-                            64, 64, 64,  64,  64, 100, 96, 96, 96, 64, 256, 128, 256, 64};
+                            64, 64, 64,  64,  64, 100, 96, 96, 96, 64, 256, 128, 256, 64, 64};
   constexpr int64_t NUM_BUFFERS = std::size(widths), HEAD = 32, BLOCK = 16, TABLE_WIDTH = 64;
   Weights weights(8);
   Random random(9);
@@ -114,7 +115,7 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
   const float scales[] = {0.7f, 1.3f}, sinks[] = {-3.0f, 0.0f, 1.7f, 40.0f};
   const int32_t ranks[] = {32, 5};
   const RmsNorm first_norm{
-      Kind::RMS_NORM, of(HIDDEN), none, of(NORMED), none, {weights.convert<Element>(64), nullptr}, 64, 1e-5f};
+      Kind::RMS_NORM, of(HIDDEN), none, of(NORMED), none, {weights.convert<Element>(64), nullptr}, 64, 1e-5f, 1};
   const Linear qkv{Kind::LINEAR, of(NORMED), of(QKV), none, weights.plain(256, 64), weights.convert<Element>(256), 256};
   const RopeAndKvWrite rope{Kind::ROPE_AND_KV_WRITE,
                             of(QKV),
@@ -133,7 +134,7 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
   const Matrix of_codes = weights.codes(WeightFormat::INT8, InputFormat::INT8, 64, 128, 64, SharedFormat::F32, false);
   const Linear mix{Kind::LINEAR, of(ATTENDED), of(MIXED), none, of_codes, nullptr, 64};
   const RmsNorm second_norm{
-      Kind::RMS_NORM, of(MIXED), of(HIDDEN), of(NORMED), of(SUMMED), {nullptr, weights.convert<float>(64)}, 64, 1e-5f};
+      Kind::RMS_NORM, of(MIXED), of(HIDDEN), of(NORMED), of(SUMMED), {nullptr, weights.convert<float>(64)}, 64, 1e-5f, 1};
   const GatedLinear gate{Kind::GATED_LINEAR, of(NORMED), of(GATED), none, weights.plain(192, 64, true), nullptr, 96, 96,
                          Activation::SILU};
   const Lora lora{Kind::LORA,
@@ -170,6 +171,7 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                         1,
                         0.5f,
                         1.5f,
+                        nullptr,
                         64,
                         96};
   const Activate activate{Kind::ACTIVATE_AND_MUL, of(CHOSEN), of(ACTIVATED), 32, Activation::GELU};
@@ -262,6 +264,10 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
   const HeadLinear widen_heads{
       Kind::HEAD_LINEAR, of(GATHERED), of(OF_HEADS), weights.plain(64, HEAD, false, 4), 4, 64, HEAD, 64};
   const Add multiply{Kind::MUL, of(PLACED), of(CHOSEN), of(MULTIPLIED), 64};
+  const RmsNorm norm_heads{
+      Kind::RMS_NORM, of(QKV, 192), none, of(NORMED_HEADS), none, {nullptr, weights.convert<float>(HEAD)}, HEAD, 1e-5f, 2};
+  const Rope rotate_queries{
+      Kind::ROPE, of(NORMED_HEADS), 2, HEAD, weights.convert<float>(1024 * HEAD), HEAD, 0, {nullptr, nullptr}, 1e-6f};
   const Kind* const operations[] = {&first_norm.kind,
                                     &qkv.kind,
                                     &rope.kind,
@@ -290,7 +296,9 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                                     &decode_latents.kind,
                                     &prefill_latents.kind,
                                     &widen_heads.kind,
-                                    &multiply.kind};
+                                    &multiply.kind,
+                                    &norm_heads.kind,
+                                    &rotate_queries.kind};
   const Place places[NUM_BUFFERS] = {};
 
   std::vector<Element> x = elements(random, num_tokens * 64);

@@ -149,6 +149,8 @@ def test_any_values_work_or_are_refused_in_one_line(name: str, changes: dict[str
         except ConfigurationError as error:
             assert str(error).startswith(f"{folder}/config.json") and "\n" not in str(error)
             return
-    assert min(config.num_layers, config.num_heads, config.num_kv_heads, config.max_positions) >= 1
-    if config.head_dim <= 4096:
-        assert torch.isfinite(cos_sin_table(config.ropes[0], config.rotary_dim, 8)).all()
+    assert min(config.num_layers, config.num_heads, config.max_positions) >= 1
+    for rope, heads in set(zip(config.ropes, config.heads, strict=True)):
+        assert heads.num_kv_heads >= 1
+        if heads.head_dim <= 4096:
+            assert torch.isfinite(cos_sin_table(rope, heads.rotary_dim, 8)).all()

@@ -19,7 +19,7 @@ from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError
 from inflight.layers.rotary import RopeConfig, cos_sin_table
-from inflight.models.config import ModelConfig
+from inflight.models.config import Heads, ModelConfig
 from inflight.models.config_file import NotNative
 from inflight.models.families import FAMILIES
 from inflight.models.mixer_tensors import MambaTensors
@@ -44,7 +44,8 @@ def refusal(folder: Path) -> str:
 
 def test_sizes(tmp_path: Path) -> None:
     config = ModelConfig.load(write(tmp_path, "qwen3", dtype="bfloat16"))
-    assert (config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size) == (4, 2, 16, 48)
+    assert (config.num_heads, config.hidden_size) == (4, 48)
+    assert set(config.heads) == {Heads(num_kv_heads=2, head_dim=16, rotary_dim=16)}
     assert config.dtype == torch.bfloat16
     assert not config.tie_word_embeddings
 
@@ -52,9 +53,9 @@ def test_sizes(tmp_path: Path) -> None:
 def test_rotated_elements_of_a_head(tmp_path: Path) -> None:
     """As MiniMax-M2's published code reads them, where transformers reads the factor alone."""
     whole = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
-    assert ModelConfig.load(write(tmp_path, "minimax-m2")).rotary_dim == 8
-    assert ModelConfig.load(write(tmp_path, "minimax-m2", **whole)).rotary_dim == 16
-    assert ModelConfig.load(write(tmp_path, "minimax-m2", **whole, rotary_dim=4)).rotary_dim == 4
+    assert ModelConfig.load(write(tmp_path, "minimax-m2")).heads[0].rotary_dim == 8
+    assert ModelConfig.load(write(tmp_path, "minimax-m2", **whole)).heads[0].rotary_dim == 16
+    assert ModelConfig.load(write(tmp_path, "minimax-m2", **whole, rotary_dim=4)).heads[0].rotary_dim == 4
     assert refusal(write(tmp_path, "minimax-m2", rotary_dim=18)) == (
         ": rotary_dim must be an even number from 4 to 16, got 18"
     )
@@ -83,7 +84,7 @@ def test_sums_of_scores_that_are_nearly_zero(tmp_path: Path) -> None:
 
 
 def test_head_dim_follows_from_hidden_size(tmp_path: Path) -> None:
-    assert ModelConfig.load(write(tmp_path, "qwen2", head_dim=None)).head_dim == 12
+    assert ModelConfig.load(write(tmp_path, "qwen2", head_dim=None)).heads[0].head_dim == 12
 
 
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
@@ -123,8 +124,8 @@ def test_windows_per_layer(tmp_path: Path) -> None:
 
 def test_a_part_of_each_head_is_rotated(tmp_path: Path) -> None:
     config = ModelConfig.load(write(tmp_path, "phi3-partial-window"))
-    assert (config.head_dim, config.rotary_dim) == (12, 6)
-    assert ModelConfig.load(write(tmp_path, "phi3")).rotary_dim == 12
+    assert (config.heads[0].head_dim, config.heads[0].rotary_dim) == (12, 6)
+    assert ModelConfig.load(write(tmp_path, "phi3")).heads[0].rotary_dim == 12
 
 
 @pytest.mark.parametrize("factor", [0.1, 0.6, 1.5])
@@ -213,7 +214,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("hidden_act '' is not the name of an activation", {"hidden_act": ""}),
     ("quantized checkpoints (aqlm) are not supported", {"quantization_config": {"quant_method": "aqlm"}}),
     (
-        "rope type 'longrope' is not supported; these are: default, linear, dynamic, llama3, yarn",
+        "rope type 'longrope' is not supported; these are: default, linear, proportional, dynamic, llama3, yarn",
         {
             "rope_parameters": {
                 "rope_type": "longrope",

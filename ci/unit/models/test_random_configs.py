@@ -25,7 +25,7 @@ from inflight.runtime.model_runner import ModelRunner
 pytestmark = pytest.mark.slow
 
 SEEDS = range(int(os.environ.get("INFLIGHT_RANDOM_CONFIGS", "2")))
-WITH_EXPERTS = ("Moe", "Mixtral", "GptOss", "Deepseek", "NemotronH", "KimiLinear", "MiniMax")
+WITH_EXPERTS = ("Moe", "Mixtral", "GptOss", "Deepseek", "NemotronH", "KimiLinear", "MiniMax", "Gemma4For")
 NUM_TOKENS, BLOCK_SIZE = 12, 4
 
 

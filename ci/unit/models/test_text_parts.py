@@ -14,7 +14,15 @@ import torch
 from model_driver import Driver, Work
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import CONFIGS, TinyCheckpoint, fill_with_noise, make_prompt
-from transformers import AutoModelForImageTextToText, Gemma3Config, Mistral3Config, PreTrainedConfig, Qwen3_5Config
+from transformers import (
+    AutoModelForImageTextToText,
+    Gemma3Config,
+    Gemma4Config,
+    Gemma4UnifiedConfig,
+    Mistral3Config,
+    PreTrainedConfig,
+    Qwen3_5Config,
+)
 
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
@@ -29,8 +37,13 @@ VISION = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, 
 NUM_TOKENS = 12
 
 
-def text_of(name: str, **changes: Any) -> dict[str, Any]:
-    return {**CONFIGS[name].to_dict(), **changes}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+NOT_UNIFIED = ("model_type", "hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block")
+"""What the text of Gemma 4's unified networks does not have."""
+
+
+def text_of(name: str, *left_out: str) -> dict[str, Any]:
+    return {key: value for key, value in CONFIGS[name].to_dict().items() if key not in left_out}
 
 
 WHOLE: dict[str, PreTrainedConfig] = {
@@ -40,6 +53,21 @@ WHOLE: dict[str, PreTrainedConfig] = {
     ),
     "Gemma3ForConditionalGeneration": Gemma3Config(
         text_config=text_of("gemma3"), vision_config={**VISION, "num_hidden_layers": 1}, mm_tokens_per_image=4
+    ),
+    "Gemma4ForConditionalGeneration": Gemma4Config(
+        text_config=text_of("gemma4"),
+        vision_config={
+            **SMALL,
+            "head_dim": 8,
+            "num_key_value_heads": 2,
+            "intermediate_size": 16,
+            "position_embedding_size": 16,
+        },
+        audio_config={**SMALL, "subsampling_conv_channels": [4, 4], "output_proj_dims": 16},
+    ),
+    "Gemma4UnifiedForConditionalGeneration": Gemma4UnifiedConfig(
+        text_config=text_of("gemma4", *NOT_UNIFIED),
+        vision_config={"patch_size": 2, "mm_embed_dim": 16, "mm_posemb_size": 16, "output_proj_dims": 16},
     ),
     "Mistral3ForConditionalGeneration": Mistral3Config(
         text_config=text_of("mistral"), vision_config={**VISION, "model_type": "pixtral", "num_hidden_layers": 1}

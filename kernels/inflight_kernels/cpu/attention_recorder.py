@@ -12,11 +12,12 @@ from inflight_kernels.cpu.operations import (
     DecodeAttention,
     Operation,
     PrefillAttention,
+    Rope,
     RopeAndKvWrite,
     RopeAndLatentWrite,
 )
 from inflight_kernels.cpu.recorded_values import Unsupported
-from inflight_kernels.cpu.recording import CacheTensors
+from inflight_kernels.cpu.recording import CacheTensors, Columns
 
 
 class AttentionRecorder(Notes):
@@ -60,9 +61,39 @@ class AttentionRecorder(Notes):
             key_norm=None if k_norm_weight is None else self._values.norm_weight(k_norm_weight, head_dim),
             norm_eps=norm_eps,
         )
-        # In place: the result is where the queries were, which cannot be read any more.
-        for tensor in (q, k, v):
+        for tensor in (k, v):
             self._values.forget(tensor)
+        return self._in_place_of(q, queries)
+
+    def rope(
+        self,
+        q: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        norm_weight: Tensor | None = None,
+        norm_eps: float = 1e-6,
+        adjacent_pairs: bool = False,
+    ) -> Tensor:
+        if positions is not self._batch.positions_T:
+            raise Unsupported("C++ rotates by the step's own positions only")
+        queries, (_, num_heads, head_dim) = self._values.read(q, "the queries"), q.shape
+        self._note(
+            Rope,
+            ("queries",),
+            queries=queries,
+            num_heads=num_heads,
+            head_dim=head_dim,
+            cos_sin=self._values.constant(cos_sin, "cos_sin", (*cos_sin.shape,), torch.float32),
+            rotary_dim=cos_sin.shape[1],
+            adjacent_pairs=int(adjacent_pairs),
+            query_norm=None if norm_weight is None else self._values.norm_weight(norm_weight, head_dim),
+            norm_eps=norm_eps,
+        )
+        return self._in_place_of(q, queries)
+
+    def _in_place_of(self, q: Tensor, queries: Columns) -> Tensor:
+        """The result that is where `q` was, which cannot be read any more."""
+        self._values.forget(q)
         rotated = self._values.empty(*q.shape)
         self._values.hold(rotated, queries)
         return rotated

@@ -36,7 +36,7 @@ class ExpertRecorder(Notes):
         """By storage of the chosen experts."""
 
     def route_experts(
-        self, router_logits: Tensor, routing: Routing, bias: Tensor | None = None
+        self, router_logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Noted with the experts."""
         num_experts = router_logits.shape[1]
@@ -55,6 +55,7 @@ class ExpertRecorder(Notes):
             "renormalizes": int(routing.renormalize),
             "epsilon": routing.epsilon,
             "scale": routing.scale,
+            "factors": self._values.optional(factors, "the factors of experts", (num_experts,), torch.float32),
         }
         self._routed[storage_of(experts)] = _Routed(weights, experts, fields)
         return weights, experts

@@ -59,10 +59,12 @@ class NativeNormWeight(ctypes.Structure):
 
 
 class Ids(enum.IntEnum):
-    """Which number of a token names its row of a table: itself, or its position."""
+    """Which number of a token names its row of a table: itself, or its position. Where the batch gives a row for a
+    token, TOKEN is that row, and TOKEN_ALONE is not."""
 
     TOKEN = 0
     POSITION = 1
+    TOKEN_ALONE = 2
 
 
 class Operation(ctypes.Structure):
@@ -180,6 +182,7 @@ class Experts(Operation):
         ("int64_t", "renormalizes", "Whether the weights of the chosen ones sum to `scale`."),
         ("float", "epsilon", "Added to the sum of sigmoids that they are divided by."),
         ("float", "scale", "Of the weights."),
+        ("const float*", "factors", "(num_experts), of the weight of each, afterwards; or null."),
         ("int64_t", "size", "Of x and out; a multiple of 32."),
         ("int64_t", "inner_size", "Outputs of up; a multiple of 32."),
     )
@@ -229,13 +232,15 @@ class SigmoidMul(Operation):
 
 
 class RmsNorm(Operation):
-    """sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight."""
+    """sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight, of each of
+    some groups of columns by itself."""
 
     _fields_ = Fields(
         (Value, "x residual out sum"),
         (NativeNormWeight, "weight", "Null for a sum without its norm."),
         ("int64_t", "size", "A multiple of 16."),
         ("float", "eps"),
+        ("int64_t", "num_groups", "Of `size` columns each; 1 with a residual."),
     )
 
 
@@ -267,6 +272,19 @@ class RopeAndKvWrite(Operation):
         ("int64_t", "rotary_dim", "Leading elements of a head that are rotated."),
         ("int64_t", "adjacent_pairs", "Whether elements 2 i and 2 i + 1 are a pair; else i and i + rotary_dim / 2."),
         (NativeNormWeight, "query_norm key_norm", "(head_dim), or null for both."),
+        ("float", "norm_eps"),
+    )
+
+
+class Rope(Operation):
+    """Rotates the queries in place."""
+
+    _fields_ = Fields(
+        (Value, "queries"),
+        ("int64_t", "num_heads head_dim"),
+        ("const float*", "cos_sin", "As of RopeAndKvWrite, as what follows."),
+        ("int64_t", "rotary_dim adjacent_pairs"),
+        (NativeNormWeight, "query_norm", "(head_dim), or null."),
         ("float", "norm_eps"),
     )
 
@@ -393,6 +411,7 @@ KINDS: tuple[type[Operation], ...] = (
     NormOfSum,
     LayerNorm,
     RopeAndKvWrite,
+    Rope,
     RopeAndLatentWrite,
     DecodeAttention,
     PrefillAttention,

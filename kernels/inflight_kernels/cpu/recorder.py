@@ -80,9 +80,17 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
     def __getattr__(self, name: str) -> Any:
         raise Unsupported(f"C++ has no operation {PURPOSES.get(name, name)}")
 
-    def embedding(self, token_ids: Tensor, table: Tensor, first: int | None = None, factor: float = 1.0) -> Tensor:
+    def embedding(
+        self,
+        token_ids: Tensor,
+        table: Tensor,
+        first: int | None = None,
+        factor: float = 1.0,
+        gives_way: bool = True,
+    ) -> Tensor:
         if token_ids is not self._x and token_ids is not self._batch.positions_T:
             raise Unsupported("C++ embeds the step's token ids and positions only")
+        of_token = Ids.TOKEN if gives_way else Ids.TOKEN_ALONE
         num_rows, size = table.shape
         out, written = self._result(size)
         self._note(
@@ -93,7 +101,7 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
             first=first or 0,
             num_rows=num_rows,
             size=size,
-            ids=Ids.TOKEN if token_ids is self._x else Ids.POSITION,
+            ids=of_token if token_ids is self._x else Ids.POSITION,
             factor=factor,
         )
         return out
@@ -275,7 +283,7 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
     def rms_norm(
         self, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        fields = {"weight": self._values.norm_weight(weight, weight.shape[0]), "eps": eps}
+        fields: dict[str, Field] = {"weight": self._values.norm_weight(weight, weight.shape[0]), "eps": eps}
         return self._norm(RmsNorm, x, weight.shape[0], residual, fields)
 
     def layer_norm(
@@ -294,11 +302,14 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
     ) -> Tensor | tuple[Tensor, Tensor]:
         if size % STEP:
             raise Unsupported(f"a norm has {size} columns, which is not a multiple of {STEP}")
-        if x.shape[1:] != (size,):
+        if x.shape[-1] != size or (x.dim() > 2 and (kind is not RmsNorm or residual is not None)):
             raise Unsupported("a norm is not over the last dimension of its input alone")
         source = self._values.read(x, "the input of a norm")
         other = NOWHERE if residual is None else self._values.read(residual, "the residual of a norm")
-        out, written = self._result(size)
+        if kind is RmsNorm:
+            fields["num_groups"] = x[0].numel() // size
+        out = self._values.empty(*x.shape)
+        written = self._values.write(out)
         total, added = (x, NOWHERE) if residual is None else self._result(size)
         self._note(kind, ("out", "sum"), x=source, residual=other, out=written, sum=added, size=size, **fields)
         return out if residual is None else (out, total)

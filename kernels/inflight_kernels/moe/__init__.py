@@ -22,18 +22,21 @@ MAX_CHOSEN_EXPERTS = 32
 """The largest are found one after the other."""
 
 
-def route_experts(router_logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route_experts(
+    router_logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The chosen experts of each token and their weights, from `router_logits` (T, E), float.
 
     Scores are the softmax or the sigmoids of the logits, in float32. The highest are chosen, in descending order, among
     equal ones the lower expert first, of the groups that are chosen likewise. What is compared are the scores plus
     `bias` (E,) float32, which is no part of the weights (DeepSeek-V3, GLM-4.5, ERNIE 4.5), or, where nothing is added
     to a score, the logits. NaN counts as -inf. Weights are the chosen experts' scores, divided by their sum and
-    multiplied as `routing` says. E is at most MAX_EXPERTS, `num_chosen` at most MAX_CHOSEN_EXPERTS. Returns weights
-    (T, k) float32 and experts (T, k) int32. A row's result does not depend on others.
+    multiplied as `routing` says, and then by each one's own of `factors` (E,) float32 (Gemma 4). E is at most
+    MAX_EXPERTS, `num_chosen` at most MAX_CHOSEN_EXPERTS. Returns weights (T, k) float32 and experts (T, k) int32. A
+    row's result does not depend on others.
     """
     function = implementation(router_logits, __name__).route_experts
-    result: tuple[Tensor, Tensor] = function(router_logits, routing, bias)
+    result: tuple[Tensor, Tensor] = function(router_logits, routing, bias, factors)
     return result
 
 

@@ -17,7 +17,9 @@ from inflight_kernels.moe.routing import Routing, Scores
 from inflight_kernels.quantization.reference import quantize_per_token
 
 
-def route_experts(router_logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route_experts(
+    router_logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Scores of all experts, then the highest by a stable sort: among equals the lower expert first."""
     logits = router_logits.float()
     logits = logits.masked_fill(logits.isnan(), float("-inf"))
@@ -45,7 +47,9 @@ def route_experts(router_logits: Tensor, routing: Routing, bias: Tensor | None =
         total = total + routing.epsilon if routing.scores is Scores.SIGMOID else _positive(total)
     if total is not None:
         weights = weights / total
-    return weights if routing.scale == 1.0 else weights * routing.scale, experts.int()
+    if routing.scale != 1.0:
+        weights = weights * routing.scale
+    return weights if factors is None else weights * factors[experts], experts.int()
 
 
 def _positive(total: Tensor) -> Tensor:

@@ -55,6 +55,19 @@ def rope_and_kv_write(
     return result
 
 
+def rope(
+    q: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    adjacent_pairs: bool = False,
+) -> Tensor:
+    """Rotate `q` alone, for keys that are in a cache already: as `rope_and_kv_write`, which returns the same bits."""
+    result: Tensor = implementation(q, __name__).rope(q, cos_sin, positions, norm_weight, norm_eps, adjacent_pairs)
+    return result
+
+
 def rope_and_latent_write(
     q: Tensor,
     latent: Tensor,

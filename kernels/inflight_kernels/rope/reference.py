@@ -41,13 +41,25 @@ def rope_and_kv_write(
     adjacent_pairs: bool = False,
 ) -> Tensor:
     """Rotate q and k, write k and v to their slots, return the rotated q."""
-    if q_norm_weight is not None and k_norm_weight is not None:
-        normed_q, normed_k = rms_norm(q, q_norm_weight, norm_eps), rms_norm(k, k_norm_weight, norm_eps)
-        assert isinstance(normed_q, Tensor) and isinstance(normed_k, Tensor)
-        q, k = normed_q, normed_k
-    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-    k = _rotate(k, cos, sin, adjacent_pairs)
+    k = rope(k, cos_sin, positions, k_norm_weight, norm_eps, adjacent_pairs)
     _write(slot_mapping, (k_cache, k, k_scale), (v_cache, v, v_scale))
+    return rope(q, cos_sin, positions, q_norm_weight, norm_eps, adjacent_pairs)
+
+
+def rope(
+    q: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    adjacent_pairs: bool = False,
+) -> Tensor:
+    """Normalise and rotate heads (T, heads, D)."""
+    if norm_weight is not None:
+        normed = rms_norm(q, norm_weight, norm_eps)
+        assert isinstance(normed, Tensor)
+        q = normed
+    cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
     return _rotate(q, cos, sin, adjacent_pairs)
 
 

@@ -108,7 +108,10 @@ inline void choose_experts(const Experts& op, const Element* row, int32_t* exper
     total = op.scores == Scores::SIGMOID ? op.epsilon : 0.0f;
     for (int64_t k = 0; k < op.num_chosen; ++k) total += weights[k];
   }
-  for (int64_t k = 0; k < op.num_chosen; ++k) weights[k] = weights[k] / total * op.scale;
+  for (int64_t k = 0; k < op.num_chosen; ++k) {
+    weights[k] = weights[k] / total * op.scale;
+    if (op.factors) weights[k] *= op.factors[experts[k]];
+  }
 }
 
 /// Gives each choice its row, of one thread.

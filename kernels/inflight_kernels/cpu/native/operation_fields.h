@@ -33,6 +33,7 @@ enum class Kind : int64_t {
   NORM_OF_SUM,
   LAYER_NORM,
   ROPE_AND_KV_WRITE,
+  ROPE,
   ROPE_AND_LATENT_WRITE,
   DECODE_ATTENTION,
   PREFILL_ATTENTION,
@@ -45,8 +46,9 @@ enum class Kind : int64_t {
 /// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
 enum class Place : int64_t { PRIVATE, OWN_AREA, COMMON_AREA };
 
-/// Which number of a token names its row of a table: itself, or its position.
-enum class Ids : int64_t { TOKEN, POSITION };
+/// Which number of a token names its row of a table: itself, or its position. Where the batch gives a row for a token,
+/// TOKEN is that row, and TOKEN_ALONE is not.
+enum class Ids : int64_t { TOKEN, POSITION, TOKEN_ALONE };
 
 /// f of a gated layer, which computes f(gate) * up, or of one without a gate, which computes f(x).
 ///
@@ -282,6 +284,8 @@ struct Experts {
   float epsilon;
   /// Of the weights.
   float scale;
+  /// (num_experts), of the weight of each, afterwards; or null.
+  const float* factors;
   /// Of x and out; a multiple of 32.
   int64_t size;
   /// Outputs of up; a multiple of 32.
@@ -334,7 +338,8 @@ struct SigmoidMul {
   int64_t gate_size;
 };
 
-/// sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight.
+/// sum = x + residual; out = norm(sum) * weight. Without a residual (buffer -1): out = norm(x) * weight, of each of
+/// some groups of columns by itself.
 ///
 /// NORM_OF_SUM: Has a residual, and begins with the sum of every rank's x, which each has in its own area, rounded
 /// once. Of many rows each rank computes some (`Run::splits_rows`): it writes these rows of `out`, which lies in the
@@ -347,6 +352,8 @@ struct RmsNorm {
   /// A multiple of 16.
   int64_t size;
   float eps;
+  /// Of `size` columns each; 1 with a residual.
+  int64_t num_groups;
 };
 
 /// sum = x + residual; out = norm(sum) * weight + bias. Without a residual (buffer -1): of x.
@@ -374,6 +381,19 @@ struct RopeAndKvWrite {
   int64_t adjacent_pairs;
   /// (head_dim), or null for both.
   NormWeight query_norm, key_norm;
+  float norm_eps;
+};
+
+/// Rotates the queries in place.
+struct Rope {
+  Kind kind;
+  Value queries;
+  int64_t num_heads, head_dim;
+  /// As of RopeAndKvWrite, as what follows.
+  const float* cos_sin;
+  int64_t rotary_dim, adjacent_pairs;
+  /// (head_dim), or null.
+  NormWeight query_norm;
   float norm_eps;
 };
 
@@ -683,6 +703,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Experts, renormalizes),
     offsetof(Experts, epsilon),
     offsetof(Experts, scale),
+    offsetof(Experts, factors),
     offsetof(Experts, size),
     offsetof(Experts, inner_size),
     sizeof(Activate),
@@ -725,6 +746,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(RmsNorm, weight),
     offsetof(RmsNorm, size),
     offsetof(RmsNorm, eps),
+    offsetof(RmsNorm, num_groups),
     sizeof(LayerNorm),
     offsetof(LayerNorm, kind),
     offsetof(LayerNorm, x),
@@ -748,6 +770,16 @@ constexpr int64_t LAYOUT[] = {
     offsetof(RopeAndKvWrite, query_norm),
     offsetof(RopeAndKvWrite, key_norm),
     offsetof(RopeAndKvWrite, norm_eps),
+    sizeof(Rope),
+    offsetof(Rope, kind),
+    offsetof(Rope, queries),
+    offsetof(Rope, num_heads),
+    offsetof(Rope, head_dim),
+    offsetof(Rope, cos_sin),
+    offsetof(Rope, rotary_dim),
+    offsetof(Rope, adjacent_pairs),
+    offsetof(Rope, query_norm),
+    offsetof(Rope, norm_eps),
     sizeof(RopeAndLatentWrite),
     offsetof(RopeAndLatentWrite, kind),
     offsetof(RopeAndLatentWrite, queries),

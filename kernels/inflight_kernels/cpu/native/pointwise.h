@@ -41,9 +41,8 @@ inline void layer_norm(const Element* x, const LayerNorm& op, Element* y) {
 inline void run(const Embedding& op, const Run& step) {
   Element* const out = step.at(op.out);
   const Batch& batch = step.batch;
-  const bool of_tokens = op.ids == Ids::TOKEN;
-  const int64_t* const ids = of_tokens ? batch.token_ids : batch.positions;
-  const int64_t* const given = of_tokens ? batch.given : nullptr;
+  const int64_t* const ids = op.ids == Ids::POSITION ? batch.positions : batch.token_ids;
+  const int64_t* const given = op.ids == Ids::TOKEN ? batch.given : nullptr;
   share(batch.num_tokens, [&](int64_t row) {
     const Element* source = nullptr;
     float factor = 1.0f;
@@ -184,7 +183,10 @@ inline void add_and_norm(const Op& op, const Run& step, Norm norm) {
 }
 
 inline void run(const RmsNorm& op, const Run& step) {
-  add_and_norm(op, step, [&](const Element* x, Element* out) { rms_norm(x, op.weight, op.size, op.eps, out); });
+  add_and_norm(op, step, [&](const Element* x, Element* out) {
+    for (int64_t first = 0; first < op.num_groups * op.size; first += op.size)
+      rms_norm(x + first, op.weight, op.size, op.eps, out + first);
+  });
 }
 
 inline void run(const LayerNorm& op, const Run& step) {
@@ -277,25 +279,32 @@ inline void write_heads(const Cache& cache, int64_t slot, const Element* heads, 
   }
 }
 
+/// Normalise, if there is a norm, and rotate a token's heads in place, as `op` has it.
+template <class Op>
+inline void rotate_heads(const Op& op, const Run& step, int64_t token, const NormWeight& norm, int64_t head_dim,
+                         int64_t num_heads, Element* heads) {
+  const float* const cos_sin = op.cos_sin + step.batch.positions[token] * op.rotary_dim;
+  for (int64_t i = 0; i < num_heads * head_dim; i += head_dim) {
+    if (has_values(norm)) rms_norm(heads + i, norm, head_dim, op.norm_eps, heads + i);
+    rotate_head(op.adjacent_pairs, cos_sin, op.rotary_dim, heads + i);
+  }
+}
+
+inline void run(const Rope& op, const Run& step) {
+  share(step.batch.num_tokens, [&](int64_t token) {
+    rotate_heads(op, step, token, op.query_norm, op.head_dim, op.num_heads,
+                 step.at(op.queries) + token * step.stride(op.queries));
+  });
+}
+
 inline void run(const RopeAndKvWrite& op, const Run& step) {
-  const int64_t head_dim = op.cache.head_dim, size = op.cache.num_kv_heads * head_dim;
-  const bool has_norms = has_values(op.query_norm);
   share(step.batch.num_tokens, [&](int64_t token) {
     const auto row_of = [&](const Value& value) { return step.at(value) + token * step.stride(value); };
-    const float* cos_sin = op.cos_sin + step.batch.positions[token] * op.rotary_dim;
-    const auto rotate = [&](Element* head) { rotate_head(op.adjacent_pairs, cos_sin, op.rotary_dim, head); };
-    Element* query = row_of(op.queries);
-    for (int64_t head = 0; head < op.num_heads; ++head, query += head_dim) {
-      if (has_norms) rms_norm(query, op.query_norm, head_dim, op.norm_eps, query);
-      rotate(query);
-    }
+    rotate_heads(op, step, token, op.query_norm, op.cache.head_dim, op.num_heads, row_of(op.queries));
     const int64_t slot = slot_of(step.batch, op.cache, token);
     if (slot < 0) return;
     Element* const keys = row_of(op.keys);
-    for (int64_t i = 0; i < size; i += head_dim) {
-      if (has_norms) rms_norm(keys + i, op.key_norm, head_dim, op.norm_eps, keys + i);
-      rotate(keys + i);
-    }
+    rotate_heads(op, step, token, op.key_norm, op.cache.head_dim, op.cache.num_kv_heads, keys);
     write_heads(op.cache, slot, keys, op.cache.keys, op.cache.key_scale, op.cache.key_scales);
     write_heads(op.cache, slot, row_of(op.values), op.cache.values, op.cache.value_scale, op.cache.value_scales);
   });

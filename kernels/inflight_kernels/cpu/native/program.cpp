@@ -67,6 +67,8 @@ void run(const Kind* operation, const Run& step) {
       return run(as<LayerNorm>(operation), step);
     case Kind::ROPE_AND_KV_WRITE:
       return run(as<RopeAndKvWrite>(operation), step);
+    case Kind::ROPE:
+      return run(as<Rope>(operation), step);
     case Kind::ROPE_AND_LATENT_WRITE:
       return run(as<RopeAndLatentWrite>(operation), step);
     case Kind::DECODE_ATTENTION:

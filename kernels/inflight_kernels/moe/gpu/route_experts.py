@@ -5,6 +5,7 @@
     groups: the highest by max(c), or by the sum of their two highest c; the lower group first among equals
     (e_1 .. e_k) = the k highest c of these groups, descending, among equals the lower expert first
     w_j = scale * s_{e_j}  or, renormalised,  scale * s_{e_j} / sum_j s_{e_j}     sigmoids: / (sum_j s_{e_j} + 1e-20)
+    w_j *= factor_{e_j}                                                           only with factors
 
 A NaN logit counts as -inf, so that an expert's index is always valid; the weights of a row without a finite logit are
 0. Each row is computed within one program and does not depend on the batch. Bytes per row: E times the size of the
@@ -21,10 +22,9 @@ from torch import Tensor
 
 from inflight_kernels.common.checks import (
     cdiv,
-    check_dtype,
     check_float,
-    check_shape,
     check_unit_stride,
+    check_vector,
     next_power_of_2,
 )
 from inflight_kernels.moe import MAX_CHOSEN_EXPERTS, MAX_EXPERTS
@@ -74,6 +74,7 @@ def _of_chosen_groups(
 def route_experts_kernel(
     logits_ptr,
     bias_ptr,
+    factors_ptr,
     weights_ptr,
     experts_ptr,
     num_tokens,
@@ -141,6 +142,8 @@ def route_experts_kernel(
         weights = weights / tl.where(total > 0.0, total, 1.0)[:, None]
     if scale is not None:
         weights *= scale
+    if factors_ptr is not None:
+        weights *= tl.load(factors_ptr + experts)
 
     offs_out = offs_t[:, None] * TOP_K + offs_k[None, :]
     mask_out = mask_t[:, None] & (offs_k < TOP_K)[None, :]
@@ -148,7 +151,9 @@ def route_experts_kernel(
     tl.store(experts_ptr + offs_out, experts, mask=mask_out)
 
 
-def route_experts(router_logits: Tensor, routing: Routing, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def route_experts(
+    router_logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Launch the router on `router_logits` (T, E); see `inflight_kernels.route_experts`."""
     check_float("router_logits", router_logits)
     if router_logits.dim() != 2:
@@ -162,16 +167,16 @@ def route_experts(router_logits: Tensor, routing: Routing, bias: Tensor | None =
         raise ValueError(f"route_experts chooses at most {MAX_CHOSEN_EXPERTS} experts, got {top_k}")
     if num_experts > MAX_EXPERTS:
         raise ValueError(f"route_experts holds a row in registers: at most {MAX_EXPERTS} experts, got {num_experts}")
-    if bias is not None:
-        check_shape("bias", bias, (num_experts,))
-        check_dtype("bias", bias, torch.float32)
-        check_unit_stride("bias", bias)
+    for name, vector in (("bias", bias), ("factors", factors)):
+        if vector is not None:
+            check_vector(name, vector, num_experts, torch.float32)
     weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=router_logits.device)
     experts = torch.empty((num_tokens, top_k), dtype=torch.int32, device=router_logits.device)
     if num_tokens:
         route_experts_kernel[(cdiv(num_tokens, BLOCK_T),)](
             router_logits,
             bias,
+            factors,
             weights,
             experts,
             num_tokens,

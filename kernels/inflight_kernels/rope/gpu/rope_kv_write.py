@@ -284,3 +284,20 @@ def rope_and_kv_write(
         num_warps=config["num_warps"],
     )
     return q_out
+
+
+def rope(
+    q: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    norm_weight: Tensor | None = None,
+    norm_eps: float = 1e-6,
+    adjacent_pairs: bool = False,
+) -> Tensor:
+    """Launch the rotation of queries alone; see `inflight_kernels.rope`: of no key heads, whose cache is empty."""
+    none = q[:, :0]
+    cache = q.new_empty((0, 1, 0, q.shape[2]))
+    return rope_and_kv_write(
+        q, none, none, cos_sin, positions, cache, cache, positions, norm_weight, norm_weight, norm_eps,
+        adjacent_pairs=adjacent_pairs,
+    )  # fmt: skip
