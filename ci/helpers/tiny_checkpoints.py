@@ -347,7 +347,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         **_with_convolutions(num_dense_layers=1, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=20)
     ),
     "granite-hybrid": _granite_hybrid(num_local_experts=0),
-    "granite-hybrid-moe": _granite_hybrid(num_local_experts=5, mamba_proj_bias=True, position_embedding_type="rope"),
+    "granite-hybrid-moe": _granite_hybrid(
+        num_local_experts=5, mamba_n_groups=1, mamba_proj_bias=True, position_embedding_type="rope"
+    ),
     "nemotron-h": _nemotron_h(use_bias=True, mlp_bias=True),
     "nemotron-3": _nemotron_3(mlp_bias=True),
     "bamba": BambaConfig(
@@ -435,8 +437,11 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "lfm2-wide": _lfm2(**WIDE),
     "granite-hybrid-wide": _granite_hybrid(**WIDE, num_local_experts=0),
     "nemotron-h-wide": _nemotron_h(**WIDE | {"head_dim": 32}),
-    "falcon-h1-wide": _falcon_h1(**WIDE, intermediate_size=96),
+    "falcon-h1-wide": _falcon_h1(
+        **WIDE, intermediate_size=128, mamba_n_groups=1, mamba_rms_norm=True, mamba_norm_before_gate=True
+    ),
     "nemotron-3-wide": _nemotron_3(**WIDE | {"head_dim": 32}),
+    "olmo2-wide": Olmo2Config(**{**SIZES, **WIDE}),
     "phi3-wide": _phi3(0.5, **WIDE),
     "granite-wide": _granite(**WIDE),
     "mixtral-wide": _mixtral(**WIDE, head_dim=32),

@@ -38,8 +38,11 @@ from inflight_kernels.norm import (
     embedding_rms_norm_quantized,
     layer_norm,
     rms_norm,
+    rms_norm_of_part,
     rms_norm_quantized,
+    row_squares,
 )
+from inflight_kernels.norm.part_squares import PartSquares
 from inflight_kernels.quantization import quantize_per_token
 from inflight_kernels.recurrent import causal_conv, gated_delta_rule, gated_rms_norm, state_space_scan
 from inflight_kernels.recurrent.gate import Gate
@@ -62,6 +65,7 @@ __all__ = [
     "Gate",
     "Inputs",
     "Int4Weight",
+    "PartSquares",
     "StepSequences",
     "StepTokens",
     "activate",
@@ -94,11 +98,13 @@ __all__ = [
     "quantize_per_token",
     "quantize_weight",
     "rms_norm",
+    "rms_norm_of_part",
     "rms_norm_quantized",
     "rope",
     "rope_and_kv_write",
     "rope_and_latent_write",
     "route_experts",
+    "row_squares",
     "sample",
     "sampling_probabilities",
     "scaled_linear",

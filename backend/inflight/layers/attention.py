@@ -13,7 +13,9 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight.layers.given_embeddings import GivenEmbeddings
+from inflight.layers.norm_parts import NormParts
 from inflight.layers.state import LayerState, StateSpec, TensorSpec, Unit
+from inflight_kernels import PartSquares
 from inflight_kernels.kv_cache.step_blocks import StepBlocks
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
@@ -131,6 +133,8 @@ class Attention:
     v_norm: Tensor | None = None
     """Weight of a norm of each head's values (E,)."""
     norms_all_heads: bool = False
+    norm_parts: NormParts | None = None
+    """Of all heads' queries and keys where other ranks have some of them."""
     norm_eps: float = 1e-6
     adjacent_pairs: bool = False
     """Which elements of a head are rotated together, see `rope_and_kv_write`."""
@@ -198,7 +202,8 @@ class Attention:
         if self.v_norm is not None:
             v_TKE = self._normed(v_TKE, self.v_norm)
         if self.norms_all_heads:
-            q_TQ, k_TK = self._normed(q_TQ, self.q_norm), self._normed(k_TK, self.k_norm)
+            squares = (None, None) if self.norm_parts is None else self.norm_parts.squares((q_TQ, k_TK))
+            q_TQ, k_TK = self._normed(q_TQ, self.q_norm, squares[0]), self._normed(k_TK, self.k_norm, squares[1])
         return inflight_kernels.rope_and_kv_write(
             self._by_heads(q_TQ),
             self._by_heads(k_TK),
@@ -220,9 +225,11 @@ class Attention:
         """(T, heads * E) to (T, heads, E)."""
         return features_TC.view(features_TC.shape[0], -1, self.head_dim)
 
-    def _normed(self, features_TC: Tensor, weight_C: Tensor | None) -> Tensor:
+    def _normed(self, features_TC: Tensor, weight_C: Tensor | None, squares: PartSquares | None = None) -> Tensor:
         if weight_C is None:
             return features_TC
+        if squares is not None:
+            return inflight_kernels.rms_norm_of_part(features_TC, weight_C, self.norm_eps, squares)
         normed_TC = inflight_kernels.rms_norm(features_TC, weight_C, self.norm_eps)
         assert isinstance(normed_TC, Tensor)
         return normed_TC

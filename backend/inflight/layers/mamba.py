@@ -15,6 +15,7 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight.layers.attention import AttentionMetadata
+from inflight.layers.norm_parts import NormParts
 from inflight.layers.part import Part
 from inflight.layers.state import CONVOLUTION, LayerState, StateSpec, TensorSpec, Unit, last_inputs
 from inflight_kernels import Activation
@@ -40,6 +41,8 @@ class Mamba:
     norm_eps: float
     norm_group_size: int
     """Elements that are normalised together."""
+    norm_parts: NormParts | None
+    """Of the group whose other elements other ranks have; None = this rank has all of its groups."""
     gate_first: bool
     """Whether the gate is before the norm."""
     gate_multiplier: float
@@ -90,6 +93,12 @@ class Mamba:
         gates = _times(mixed[:, :size], self.gate_multiplier)
         if self.norm_weight is None:
             return self.output(inflight_kernels.activate(gates, Activation.SILU) * values, metadata)
+        if self.norm_parts is not None:
+            (squares,) = self.norm_parts.squares([values], gates if self.gate_first else None)
+            part = inflight_kernels.rms_norm_of_part(
+                values, self.norm_weight, self.norm_eps, squares, gates, self.gate_first
+            )
+            return self.output(part, metadata)
         gated = inflight_kernels.gated_rms_norm(
             values,
             gates,

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import Attention
 from inflight.layers.decoder_layer import Branch, DecoderLayer
 from inflight.layers.gated_delta_net import GatedDeltaNet
 from inflight.layers.mamba import Mamba
 from inflight.layers.norm import Norm
+from inflight.layers.norm_parts import NormPart, NormParts
 from inflight.layers.part import OfScaled, Part, Scaled, SoftCapped
 from inflight.layers.rotary import RopeConfig, cos_sin_table
 from inflight.layers.self_attention import SelfAttention
@@ -26,7 +28,7 @@ from inflight.layers.short_conv import ShortConv
 from inflight.layers.vocabulary import PositionedEmbedding, VocabularyParallelHead
 from inflight.models.branch_loading import fused, norm_behind_part, scaled
 from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
-from inflight.models.config import ModelConfig
+from inflight.models.config import Heads, ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.delta_net_weights import load_delta_net
 from inflight.models.family import Family, without_first_name
@@ -271,7 +273,7 @@ def _load_attention(
         return Branch(norm=own_norm, stateful=part, norm_after=norm_after)
     source = family.key_layer(number)
     has_keys, values_are_keys = source == number, number in family.layers_without_values
-    q_norm, k_norm = _load_qk_norms(config, loader, number, has_keys=has_keys)
+    q_norm, k_norm = _load_qk_norms(config, loader, features, prefix, has_keys=has_keys)
     gates = (features.queries,) if tensors.is_gated else ()
     num_kv_sections = (1 if values_are_keys else 2) if has_keys else 0
     qkv_sections = (features.queries, *gates, *(features.keys_or_values,) * num_kv_sections)
@@ -299,6 +301,7 @@ def _load_attention(
         k_norm=k_norm,
         v_norm=_no_weight(loader, family, features.head_dim) if tensors.normalizes_values else None,
         norms_all_heads=tensors.norms_all_heads,
+        norm_parts=_qk_norm_parts(config.heads[number], config, loader.group) if tensors.norms_all_heads else None,
         norm_eps=family.norms.eps,
         adjacent_pairs=tensors.adjacent_pairs,
         is_gated=tensors.is_gated,
@@ -331,18 +334,24 @@ def _no_weight(loader: WeightLoader, family: Family, size: int) -> Tensor:
     return torch.ones(size, dtype=torch.float32 if family.norms.rounds_once else loader.dtype, device=loader.device)
 
 
-def _load_qk_norms(config: ModelConfig, loader: WeightLoader, number: int, *, has_keys: bool) -> list[Tensor | None]:
-    family, heads = config.family, config.heads[number]
-    tensors, norms, prefix = family.attention, family.norms, f"{family.layers}.{number}."
-    if tensors.norms_all_heads and loader.group.size > 1:
-        raise ConfigurationError(
-            f"tensor_parallel_size is {loader.group.size}, but {config.architecture} normalises all heads of a layer "
-            "together, and each rank has only some of them; set tensor_parallel_size to 1"
-        )
-    sizes = [
-        heads.head_dim * (count if tensors.norms_all_heads else 1) for count in (config.num_heads, heads.num_kv_heads)
-    ]
+def _load_qk_norms(
+    config: ModelConfig, loader: WeightLoader, features: RankFeatures, prefix: str, *, has_keys: bool
+) -> list[Tensor | None]:
+    tensors, norms = config.family.attention, config.family.norms
+    of_a_head = Section(features.head_dim, 0, features.head_dim)
+    parts = (features.queries, features.keys_or_values) if tensors.norms_all_heads else (of_a_head, of_a_head)
     return [
-        None if tensor is None else loader.norm_weight(tensor, prefix, size, norms)
-        for tensor, size in zip((tensors.q_norm, tensors.k_norm if has_keys else None), sizes, strict=True)
+        None if tensor is None else loader.norm_weight(tensor, prefix, part.num_features, norms, part)
+        for tensor, part in zip((tensors.q_norm, tensors.k_norm if has_keys else None), parts, strict=True)
     ]
+
+
+def _qk_norm_parts(heads: Heads, config: ModelConfig, group: TensorParallelGroup) -> NormParts | None:
+    """Of ranks with copies of one key head the first one counts."""
+    if group.size == 1:
+        return None
+    parts = [
+        NormPart(range(0, group.size, max(group.size // count, 1)), count * heads.head_dim)
+        for count in (config.num_heads, heads.num_kv_heads)
+    ]
+    return NormParts(group, tuple(parts))

@@ -1,24 +1,25 @@
 """Loads one rank's part of a Mamba-2 layer.
 
-Ranks have equal shares of the groups, and of the heads, which follow each other as their groups do.
+Ranks have equal shares of the heads, which follow each other as their groups do, and of the groups, or copies of the
+one that all of a rank's heads are of.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.mamba import Mamba
+from inflight.layers.norm_parts import NormPart, NormParts
 from inflight.layers.part import OfScaled, Part
 from inflight.models.mixer_tensors import MambaTensors
-from inflight.models.weights import WeightLoader, times
+from inflight.models.weights import Section, WeightLoader, times
 
 
 def load_mamba(loader: WeightLoader, tensors: MambaTensors, prefix: str, hidden_size: int) -> Mamba:
     """Raises ConfigurationError if the ranks cannot have equal shares, or for tensors of other shapes."""
-    if tensors.norm is not None:
-        loader.split("groups of Mamba's norm", tensors.num_norm_groups)
     heads = loader.even_section("Mamba heads", tensors.num_heads)
-    groups = loader.even_section("Mamba groups", tensors.num_groups)
+    groups = _groups_of_rank(loader, tensors.num_groups)
     values, shared = times(heads, tensors.head_dim), times(groups, tensors.state_dim)
     channels, conv = (values, shared, shared), f"{prefix}{tensors.conv.names[0]}"
     inputs: Part[Tensor] = loader.by_outputs(tensors.inputs, prefix, (values, *channels, heads), hidden_size)
@@ -40,6 +41,7 @@ def load_mamba(loader: WeightLoader, tensors: MambaTensors, prefix: str, hidden_
         else loader.stacked_rows(f"{prefix}{tensors.norm.name}.weight", (values,)),
         norm_eps=tensors.norm_eps,
         norm_group_size=values.num_features // tensors.num_norm_groups,
+        norm_parts=_norm_parts(loader.group, tensors, values.num_features),
         gate_first=tensors.gate_first,
         gate_multiplier=scales.gate,
         time_multiplier=scales.time,
@@ -51,3 +53,20 @@ def load_mamba(loader: WeightLoader, tensors: MambaTensors, prefix: str, hidden_
         time_limits=tensors.time_limits,
         dtype=loader.dtype,
     )
+
+
+def _groups_of_rank(loader: WeightLoader, num_groups: int) -> Section:
+    rank, size = loader.group.rank, loader.group.size
+    if size % num_groups == 0:
+        return Section(num_groups, rank * num_groups // size, 1)
+    return loader.even_section("Mamba groups", num_groups)
+
+
+def _norm_parts(group: TensorParallelGroup, tensors: MambaTensors, num_values: int) -> NormParts | None:
+    """There are as many groups of elements that are normalised together as there are of heads, or one."""
+    if tensors.norm is None or tensors.num_norm_groups % group.size == 0:
+        return None
+    ranks_of_group = group.size // tensors.num_norm_groups
+    first = group.rank // ranks_of_group * ranks_of_group
+    part = NormPart(range(first, first + ranks_of_group), num_values // tensors.num_norm_groups)
+    return NormParts(group, (part,))

@@ -133,10 +133,12 @@ class WeightLoader:
             return RMSNorm(weight_D, style.eps)
         return LayerNorm(weight_D, self.vector(f"{prefix}{tensor.name}.bias", size) if style.bias else None, style.eps)
 
-    def norm_weight(self, tensor: NotSplit, prefix: str, size: int, style: NormStyle) -> Tensor:
-        """What a norm multiplies."""
+    def norm_weight(
+        self, tensor: NotSplit, prefix: str, size: int, style: NormStyle, part: Section | None = None
+    ) -> Tensor:
+        """What a norm multiplies. `part`: see `vector`."""
         dtype = torch.float32 if style.rounds_once and not style.centers else self.dtype
-        return self.vector(f"{prefix}{tensor.name}.weight", size, dtype, added=float(style.adds_one))
+        return self.vector(f"{prefix}{tensor.name}.weight", size, dtype, float(style.adds_one), part)
 
     def floats(self, block: Block) -> Tensor:
         """(O, I) of the activations' type, read into memory that no part of a network keeps, from whichever format; not
@@ -180,13 +182,20 @@ class WeightLoader:
         return torch.tensor(factor, dtype=self.dtype).item()
 
     def vector(
-        self, name: str, size: int, dtype: torch.dtype | None = None, added: float = 0.0, times: float = 1.0
+        self,
+        name: str,
+        size: int,
+        dtype: torch.dtype | None = None,
+        added: float = 0.0,
+        part: Section | None = None,
+        times: float = 1.0,
     ) -> Tensor:
-        """The one-dimensional tensor `name`, whole, `added` to its values, or each `times` a number; without `dtype` of
-        that of activations."""
+        """The one-dimensional tensor `name`, whole or a `part` of it, `added` to its values, or each `times` a number;
+        without `dtype` of that of activations."""
+        part = part or Section(size, 0, size)
         self.checkpoint.check(name, (size,))
-        values = self.empty(size, dtype=dtype)
-        self.checkpoint.copy_into(values, name, (size,), added=added, times=times)
+        values = self.empty(part.size, dtype=dtype)
+        self.checkpoint.copy_into(values, name, (size,), (part.start,), added=added, times=times)
         return values
 
     def stacked_rows(

@@ -38,10 +38,14 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
     GATHERED,
     OF_HEADS,
     MULTIPLIED,
-    NORMED_HEADS
+    NORMED_HEADS,
+    SQUARES,
+    PART_NORM
   };
-  const int64_t widths[] = {64, 64, 256, 128, 64, 64,  96, 32, 64, 64, 32,  64,  32,  32,
-                            64, 64, 64,  64,  64, 100, 96, 96, 96, 64, 256, 128, 256, 64, 64};
+  const int64_t columns_of_float = sizeof(float) / sizeof(Element);
+  const int64_t widths[] = {64, 64, 256, 128, 64,  64, 96, 32, 64, 64,  32,  64,  32, 32, 64,
+                            64, 64, 64,  64,  100, 96, 96, 96, 64, 256, 128, 256, 64, 64, 2 * columns_of_float,
+                            96};
   constexpr int64_t NUM_BUFFERS = std::size(widths), HEAD = 32, BLOCK = 16, TABLE_WIDTH = 64;
   Weights weights(8);
   Random random(9);
@@ -134,7 +138,8 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
   const Matrix of_codes = weights.codes(WeightFormat::INT8, InputFormat::INT8, 64, 128, 64, SharedFormat::F32, false);
   const Linear mix{Kind::LINEAR, of(ATTENDED), of(MIXED), none, of_codes, nullptr, 64};
   const RmsNorm second_norm{
-      Kind::RMS_NORM, of(MIXED), of(HIDDEN), of(NORMED), of(SUMMED), {nullptr, weights.convert<float>(64)}, 64, 1e-5f, 1};
+      Kind::RMS_NORM, of(MIXED), of(HIDDEN), of(NORMED), of(SUMMED), {nullptr, weights.convert<float>(64)}, 64,
+      1e-5f,          1};
   const GatedLinear gate{Kind::GATED_LINEAR, of(NORMED), of(GATED), none, weights.plain(192, 64, true), nullptr, 96, 96,
                          Activation::SILU};
   const Lora lora{Kind::LORA,
@@ -243,6 +248,21 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                             48,
                             0.1f,
                             2.0f};
+  const RowSquares squares{Kind::ROW_SQUARES, of(RECALLED), of(GATED), of(SQUARES), 96};
+  const RowSquares other_squares{Kind::ROW_SQUARES, of(FADED), {-1, 0}, of(SQUARES, columns_of_float), 96};
+  const RmsNormOfPart part_norm{Kind::RMS_NORM_OF_PART,
+                                of(RECALLED),
+                                of(GATED),
+                                of(SQUARES),
+                                of(PART_NORM),
+                                {weights.convert<Element>(96), nullptr},
+                                96,
+                                0,
+                                1,
+                                2,
+                                192,
+                                1,
+                                1e-5f};
   const HeadLinear absorb{Kind::HEAD_LINEAR, of(QKV), of(ABSORBED), weights.plain(HEAD, HEAD, false, 4), 4, HEAD,
                           2 * HEAD,          2 * HEAD};
   const RopeAndLatentWrite rotate{Kind::ROPE_AND_LATENT_WRITE,
@@ -265,9 +285,10 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
       Kind::HEAD_LINEAR, of(GATHERED), of(OF_HEADS), weights.plain(64, HEAD, false, 4), 4, 64, HEAD, 64};
   const Add multiply{Kind::MUL, of(PLACED), of(CHOSEN), of(MULTIPLIED), 64};
   const RmsNorm norm_heads{
-      Kind::RMS_NORM, of(QKV, 192), none, of(NORMED_HEADS), none, {nullptr, weights.convert<float>(HEAD)}, HEAD, 1e-5f, 2};
-  const Rope rotate_queries{
-      Kind::ROPE, of(NORMED_HEADS), 2, HEAD, weights.convert<float>(1024 * HEAD), HEAD, 0, {nullptr, nullptr}, 1e-6f};
+      Kind::RMS_NORM, of(QKV, 192), none, of(NORMED_HEADS), none, {nullptr, weights.convert<float>(HEAD)},
+      HEAD,           1e-5f,        2};
+  const Rope rotate_queries{Kind::ROPE, of(NORMED_HEADS),   2,    HEAD, weights.convert<float>(1024 * HEAD), HEAD,
+                            0,          {nullptr, nullptr}, 1e-6f};
   const Kind* const operations[] = {&first_norm.kind,
                                     &qkv.kind,
                                     &rope.kind,
@@ -298,7 +319,10 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                                     &widen_heads.kind,
                                     &multiply.kind,
                                     &norm_heads.kind,
-                                    &rotate_queries.kind};
+                                    &rotate_queries.kind,
+                                    &squares.kind,
+                                    &other_squares.kind,
+                                    &part_norm.kind};
   const Place places[NUM_BUFFERS] = {};
 
   std::vector<Element> x = elements(random, num_tokens * 64);

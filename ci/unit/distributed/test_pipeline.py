@@ -211,8 +211,7 @@ def test_two_stages_give_the_same_tokens_as_transformers(answers: list[dict[str,
 
 
 def test_two_stages_of_two_ranks_give_the_same_tokens_as_transformers(cases: Cases) -> None:
-    # Two ranks alone and two stages alone compute all of them. Tokens of fp8 depend on the number of ranks, and OLMo 2,
-    # which normalises all heads together, is not split: neither is a third one.
+    # Two ranks alone and two stages alone compute all of them. Tokens of fp8 depend on the number of ranks.
     some = cases[:-1:3]
     for answer in run_on_ranks(4, run_all, Mapping(2, 2), some):
         assert answer["outputs"] == [[tokens for _, tokens in pairs] for _, pairs in some]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from awq_checkpoints import write_awq_checkpoint
 from fp8_checkpoints import BLOCK_CONFIG, write_fp8_checkpoint
 from model_driver import Driver, Work
 from rank_processes import PipeGroup, run_on_two_ranks
-from tiny_checkpoints import make_checkpoint, make_prompt
+from tiny_checkpoints import CONFIGS, make_checkpoint, make_prompt, write_checkpoint
 
 from inflight.config import EngineConfig
 from inflight.distributed.mapping import Mapping
@@ -36,7 +37,7 @@ NAMES = [
     *("phi3-partial-window", "granite-biases", "qwen3-moe", "mixtral-window", "qwen2-moe", "glm4-moe"),
     *("gemma3", "cohere2", "phi", "gpt-neox", "gpt2", "opt", "glm4", "gpt-oss"),
     *("deepseek-v2", "deepseek-v3", "qwen3_5", "qwen3-next", "lfm2", "nemotron-h", "nemotron-3"),
-    *("falcon-h1", "kimi-linear"),
+    *("falcon-h1", "kimi-linear", "olmo2", "minimax-m2", "bamba", "granite-hybrid-moe"),
 ]
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16
@@ -167,7 +168,12 @@ def answers(folder: Path, expected: list[tuple[Path, list[tuple[list[int], list[
     cases = [(checkpoint, [prompt for prompt, _ in pairs]) for checkpoint, pairs in expected]
     temporary = folder / "temporary"
     temporary.mkdir()
-    unsplittable = [make_checkpoint(folder / name, name).folder for name in ("llama-three-heads", "bamba")]
+    three_groups = deepcopy(CONFIGS["nemotron-h"])
+    three_groups.mamba_num_heads, three_groups.n_groups = 6, 3
+    unsplittable = [
+        make_checkpoint(folder / "three-heads", "llama-three-heads").folder,
+        write_checkpoint(folder / "three-groups", three_groups, 1).folder,
+    ]
     return run_on_two_ranks(run_all, str(temporary), cases, unsplittable)
 
 
@@ -244,7 +250,7 @@ def test_heads_that_do_not_split_are_refused(answers: list[dict[str, Any]]) -> N
     for answer in answers:
         assert answer["refusals"] == [
             "tensor_parallel_size 2 does not divide the checkpoint's num_attention_heads (3)",
-            "tensor_parallel_size 2 does not divide the checkpoint's groups of Mamba's norm (1)",
+            "tensor_parallel_size 2 does not divide the checkpoint's Mamba groups (3)",
         ]
 
 

@@ -6,18 +6,20 @@ Run: pytest ci/unit/kernels/test_cpu_pointwise.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from compiled_network import IN_ORDER_OF_FMA, force, needs_compiler
+from thread_ranks import ThreadCollectives
 from torch import Tensor
 
 import inflight_kernels
-from inflight_kernels import Activation
-from inflight_kernels.cpu import Batch, Program, WeightPacker, load_library, record
+from inflight.layers.norm_parts import NormPart, NormParts
+from inflight_kernels import Activation, PartSquares
+from inflight_kernels.cpu import Batch, Program, Unsupported, WeightPacker, load_library, record
 from inflight_kernels.kv_cache.step_blocks import StepBlocks
 
 pytestmark = [pytest.mark.slow, needs_compiler]
@@ -245,3 +247,88 @@ def test_a_given_embedding_takes_the_place_of_a_token_and_not_of_its_position() 
     batch = replace(batch_of(3), given_T=torch.tensor([-1, 0, -1]), given_rows=given)
     found = compiled(network, None, torch.float32)(torch.tensor([4, 5, 6]), batch)
     assert torch.equal(found, torch.stack([tokens[4], given[0], tokens[6]]) + positions[batch.positions_T])
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    if found.dtype == torch.float32:
+        torch.testing.assert_close(found, expected, atol=2e-6, rtol=2e-5)
+    else:
+        # Where float32 adds up in another order, a tie may fall otherwise.
+        assert found.shape == expected.shape and (found == expected).float().mean() > 0.98
+
+
+@pytest.mark.parametrize("gate", ["none", "before", "behind"])
+@pytest.mark.parametrize("weight_dtype", ["as x", torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_norm_of_a_part_is_that_part_of_the_norm(
+    dtype: torch.dtype, weight_dtype: torch.dtype | str, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = random(SIZE, dtype=weight_dtype if isinstance(weight_dtype, torch.dtype) else dtype)
+    gate_first = gate == "before"
+
+    def network(x: Tensor, _: Batch) -> Tensor:
+        first, second, share = x.split(SIZE, 1)
+        sums = inflight_kernels.row_squares([first, second], share if gate_first else None)
+        squares, shares = PartSquares(sums, range(2), 2 * SIZE), None if gate == "none" else share
+        return inflight_kernels.rms_norm_of_part(second, weight, 1e-5, squares, shares, gate_first)
+
+    x = 2 * random(17, 3 * SIZE, dtype=dtype)
+    found, columns, shares = by_all_variants(network, x, dtype, monkeypatch), x[:, : 2 * SIZE], x[:, 2 * SIZE :]
+    weights = torch.cat([weight, weight])
+    if gate == "none":
+        expected = inflight_kernels.rms_norm(columns, weights, 1e-5)
+    else:
+        expected = inflight_kernels.gated_rms_norm(
+            columns, torch.cat([shares, shares], 1), weights, 1e-5, gate_first=gate_first
+        )
+    assert isinstance(expected, Tensor)
+    assert_near(found, expected[:, SIZE:])
+    assert_near(network(x, batch_of(17)), expected[:, SIZE:])
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadCollectives]:
+    threads = ThreadCollectives(4)
+    yield threads
+    threads.close()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ranks_exchange_the_squares_of_queries_and_keys(
+    threads: ThreadCollectives, dtype: torch.dtype, num_tokens: int
+) -> None:
+    """Four ranks have queries, and each two of them a copy of a key head."""
+    queries, keys = random(num_tokens, 4 * SIZE, dtype=dtype), random(num_tokens, 2 * 32, dtype=dtype)
+    weights = random(4 * SIZE, dtype=dtype), random(2 * 32, dtype=dtype)
+    of_norms = NormPart(range(4), 4 * SIZE), NormPart(range(0, 4, 2), 2 * 32)
+    normed = [inflight_kernels.rms_norm(x, weight, 1e-5) for x, weight in zip((queries, keys), weights, strict=True)]
+
+    def compute(rank: int) -> None:
+        of_queries, of_keys = slice(rank * SIZE, (rank + 1) * SIZE), slice(rank // 2 * 32, (rank // 2 + 1) * 32)
+        x = torch.cat([queries[:, of_queries], keys[:, of_keys]], 1)
+        own = weights[0][of_queries].clone(), weights[1][of_keys].clone()
+        parts = NormParts(threads.ranks[rank], of_norms)  # type: ignore[arg-type]
+
+        def of_q(x: Tensor, _: Batch) -> Tensor:
+            squares, _ = parts.squares((x[:, :SIZE], x[:, SIZE:]))
+            return inflight_kernels.rms_norm_of_part(x[:, :SIZE], own[0], 1e-5, squares)
+
+        def of_k(x: Tensor, _: Batch) -> Tensor:
+            _, squares = parts.squares((x[:, :SIZE], x[:, SIZE:]))
+            return inflight_kernels.rms_norm_of_part(x[:, SIZE:], own[1], 1e-5, squares)
+
+        for network, wanted in ((of_q, normed[0][:, of_queries]), (of_k, normed[1][:, of_keys])):
+            assert_near(network(x, batch_of(num_tokens)), wanted)
+            assert_near(compiled(network, x.shape[1], dtype)(x), wanted)
+
+    threads.run(compute)
+
+
+def test_other_columns_are_refused() -> None:
+    def network(x: Tensor, _: Batch) -> Tensor:
+        squares = PartSquares(inflight_kernels.row_squares([x]), range(1), 24)
+        return inflight_kernels.rms_norm_of_part(x, torch.ones(24), 1e-5, squares)
+
+    with pytest.raises(Unsupported, match="a rank has 24 columns of a norm, which is not a multiple of 16"):
+        compiled(network, 24, torch.float32)

@@ -35,6 +35,8 @@ IMPLEMENTED = (
     "activate",
     "activate_and_mul",
     "rms_norm",
+    "row_squares",
+    "rms_norm_of_part",
     "layer_norm",
     "rope_and_kv_write",
     "decode_attention",

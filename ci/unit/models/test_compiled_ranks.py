@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_network import CACHED, INSTRUCTIONS, Network, Step, config_of, force_in, needs_compiler
+from compiled_network import INSTRUCTIONS, Network, Step, config_of, force_in, needs_compiler
 from gguf import GGMLQuantizationType
 from gguf_files import Q8_0, write_model
 from lora_adapters import RandomAdapter
@@ -29,7 +29,11 @@ from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.gguf.folder import make_folder
+from inflight.layers.attention import KEYS, VALUES
 from inflight.layers.given_embeddings import GivenEmbeddings
+from inflight.layers.latent_attention import LATENTS
+from inflight.layers.mamba import STATE_SPACE
+from inflight.layers.state import CONVOLUTION
 from inflight.models.compiled import CompiledNetwork, compile_network, record_network
 from inflight.models.decoder import Decoder
 from inflight.runtime import loading
@@ -39,6 +43,8 @@ from inflight_kernels.cpu import Instruction
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.usefixtures("two_threads")]
 
 LORA = {"max_loras": "2", "lora_cache_max_adapter_size": "16"}
+STATES = {CONVOLUTION: 2, STATE_SPACE: 1}
+"""Of sequences: the dimension of channels or of heads, which ranks share; here all of them are alike."""
 STEPS = {
     "one-token": Step(decodes=[1]),
     "decodes": Step(decodes=[1, 2, 15, 16, 17, 33, 99]),
@@ -79,10 +85,14 @@ class Part(Network):
         first = self.rank * self.num_kv_heads // self.num_ranks
         for number, layer in enumerate(self.cache.states):
             generator = torch.Generator().manual_seed(number)
-            for name in filter(layer.__contains__, CACHED):
+            for name in filter(layer.__contains__, STATES):
+                shape = list(layer[name].shape)
+                shape[STATES[name]] = 1
+                layer[name].copy_(torch.randn(shape, generator=generator))
+            for name in filter(layer.__contains__, (KEYS, VALUES, LATENTS)):
                 *places, num_kv_heads, size = layer[name].shape
                 # All ranks have the latents of all heads.
-                of_all, begin = (1, 0) if name == "latents" else (self.num_kv_heads, first)
+                of_all, begin = (1, 0) if name == LATENTS else (self.num_kv_heads, first)
                 whole = torch.randn((*places, of_all, size), generator=generator).bfloat16()
                 layer[name].copy_(whole[:, :, begin : begin + num_kv_heads])
 
@@ -181,7 +191,7 @@ def test_logits_are_as_exact_as_those_of_torch(
     "name",
     [
         *("mixtral-wide", "qwen3-moe-wide", "granite-wide", "qwen2-moe-wide", "glm4-moe-wide", "deepseek-v3-wide"),
-        *("gpt-oss-wide", "gemma3-wide", "cohere-wide"),
+        *("gpt-oss-wide", "gemma3-wide", "cohere-wide", "olmo2-wide", "granite-hybrid-wide", "falcon-h1-wide"),
     ],
 )
 def test_parts_of_families_on_ranks(name: str, ranks: ThreadRanks, tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ class Notes:
         self._ranks: RankPlace | None = None
         self._input = self._values.write(x).buffer if x.dim() == 2 else None
 
-    def _result(self, size: int, width: int = 0) -> tuple[Tensor, Columns]:
-        """A new tensor that an operation writes, and where: in a buffer of its columns, or of `width`."""
-        out = self._values.empty(self._num_tokens, size)
+    def _result(self, size: int, width: int = 0, dtype: torch.dtype | None = None) -> tuple[Tensor, Columns]:
+        """A new tensor that an operation writes, and where: in a buffer of its columns, or of `width`. `dtype`: as of
+        RecordedValues.read."""
+        out = self._values.empty(self._num_tokens, size, dtype=dtype)
         return out, self._values.write(out, width)
 
     def _bias(self, bias: Tensor | None, what: str, shape: Sequence[int], *, gated: bool = False) -> Bias | None:

@@ -250,6 +250,35 @@ class NormOfSum(RmsNorm):
     of `sum`, which only the next one reads, as its residual."""
 
 
+class RowSquares(Operation):
+    """out = the sum of the squares of x, or of x * silu(gate)."""
+
+    _fields_ = Fields(
+        (Value, "x"),
+        (Value, "gate", "Buffer -1: none."),
+        (Value, "out", "A float32, in the place of as many columns as it has the bytes of."),
+        ("int64_t", "size", "Of x; a multiple of 16."),
+    )
+
+
+class RmsNormOfPart(Operation):
+    """out = norm(x) * weight of some of the columns that are normalised together, with a gate behind the norm or before
+    it, as GatedRmsNorm has it, or without one. The parts' squares are added up in their order."""
+
+    _fields_ = Fields(
+        (Value, "x"),
+        (Value, "gate", "Buffer -1: none; else f is silu."),
+        (Value, "squares", "float32, as RowSquares writes them, of all ranks."),
+        (Value, "out"),
+        (NativeNormWeight, "weight"),
+        ("int64_t", "size", "A multiple of 16."),
+        ("int64_t", "first_part part_step num_parts", "Which of `squares` are added up."),
+        ("int64_t", "num_columns", "Of all parts."),
+        ("int64_t", "gate_first"),
+        ("float", "eps"),
+    )
+
+
 class LayerNorm(Operation):
     """sum = x + residual; out = norm(sum) * weight + bias. Without a residual (buffer -1): of x."""
 
@@ -409,6 +438,8 @@ KINDS: tuple[type[Operation], ...] = (
     SigmoidMul,
     RmsNorm,
     NormOfSum,
+    RowSquares,
+    RmsNormOfPart,
     LayerNorm,
     RopeAndKvWrite,
     Rope,

@@ -40,9 +40,9 @@ class RecordedValues:
         self.widths: list[int] = []
         """Columns of each buffer."""
 
-    def empty(self, *shape: int) -> Tensor:
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A meta tensor that stands for no value yet."""
-        return torch.empty(shape, dtype=self._dtype, device="meta")
+        return torch.empty(shape, dtype=dtype or self._dtype, device="meta")
 
     def hold(self, tensor: Tensor, columns: Columns) -> None:
         """From now on the storage of `tensor` begins at `columns`."""
@@ -55,7 +55,7 @@ class RecordedValues:
 
     def write(self, tensor: Tensor, width: int = 0) -> Columns:
         """A new buffer for `tensor`, which an operation writes."""
-        self.widths.append(width or tensor.untyped_storage().nbytes() // tensor.element_size() // self._num_tokens)
+        self.widths.append(width or tensor.untyped_storage().nbytes() // self._dtype.itemsize // self._num_tokens)
         columns = Columns(len(self.widths) - 1, 0)
         self.hold(tensor, columns)
         return columns
@@ -64,10 +64,13 @@ class RecordedValues:
         """Where the storage of `tensor` begins; None if nothing has written it."""
         return self._columns.get(storage_of(tensor))
 
-    def read(self, tensor: Tensor, what: str, rows: tuple[int, int] | None = None) -> Columns:
-        """Where `tensor` lies, all tokens of it or the given rows: (tokens, …), its other dimensions contiguous."""
-        if tensor.dtype != self._dtype:
-            raise Unsupported(f"{what} is {tensor.dtype} and not {self._dtype}")
+    def read(
+        self, tensor: Tensor, what: str, rows: tuple[int, int] | None = None, dtype: torch.dtype | None = None
+    ) -> Columns:
+        """Where `tensor` lies, all tokens of it or the given rows: (tokens, …), its other dimensions contiguous.
+        `dtype`: its own, if that is not the one of all others; a column of it lies in the place of several then."""
+        if tensor.dtype != (expected := dtype or self._dtype):
+            raise Unsupported(f"{what} is {tensor.dtype} and not {expected}")
         whole = self.find(tensor) if tensor.is_meta else None
         if whole is None:
             raise Unsupported(f"{what} is not the result of an operation of the step")
@@ -75,7 +78,11 @@ class RecordedValues:
         own = self._columns_in_storage(tensor)
         if any(max(own.start, gone.start) < min(own.stop, gone.stop) for gone in self._overwritten_of(tensor)):
             raise Unsupported(f"{what} was overwritten")
-        return Columns(whole.buffer, whole.start + column)
+        return Columns(whole.buffer, whole.start + self.num_columns(column, tensor.dtype))
+
+    def num_columns(self, count: int, dtype: torch.dtype) -> int:
+        """Of a buffer, in the place of `count` elements of `dtype`."""
+        return count * dtype.itemsize // self._dtype.itemsize
 
     def _overwritten_of(self, tensor: Tensor) -> list[range]:
         return self._overwritten.get(storage_of(tensor), [])

@@ -35,12 +35,14 @@ from inflight_kernels.cpu.operations import (
     Mul,
     Operation,
     RmsNorm,
+    RmsNormOfPart,
+    RowSquares,
     Scale,
     SigmoidMul,
     SoftCap,
     Sum,
 )
-from inflight_kernels.cpu.recorded_values import STEP, Unsupported
+from inflight_kernels.cpu.recorded_values import HALF_STEP, STEP, Unsupported
 from inflight_kernels.cpu.recording import (
     NOWHERE,
     Columns,
@@ -50,6 +52,7 @@ from inflight_kernels.cpu.recording import (
 )
 from inflight_kernels.cpu.state_recorder import StateRecorder
 from inflight_kernels.matmul.coded_weight import CodedWeight
+from inflight_kernels.norm.part_squares import PartSquares
 
 FP8_OPERATIONS = (
     "embedding_rms_norm_quantized",
@@ -121,8 +124,8 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
     def all_gather(self, x: Tensor, place: RankPlace) -> Tensor:
         self._join(place)
         source, size = self._whole(x, "what ranks gather"), x.shape[1]
-        out, written = self._result(size * place.size)
-        self._note(Gather, ("out",), x=source, out=written, size=size)
+        out, written = self._result(size * place.size, dtype=x.dtype)
+        self._note(Gather, ("out",), x=source, out=written, size=self._values.num_columns(size, x.dtype))
         return out
 
     def _join(self, place: RankPlace) -> None:
@@ -132,8 +135,8 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
 
     def _whole(self, x: Tensor, what: str) -> Columns:
         """Where `x` lies, all columns of a buffer."""
-        read = self._values.read(x, what)
-        if x.dim() != 2 or x.shape[1] != self._values.widths[read.buffer]:
+        read = self._values.read(x, what, dtype=x.dtype if x.dtype == torch.float32 else None)
+        if x.dim() != 2 or self._values.num_columns(x.shape[1], x.dtype) != self._values.widths[read.buffer]:
             raise Unsupported(f"{what} is not the whole result of an operation")
         return read
 
@@ -285,6 +288,58 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
     ) -> Tensor | tuple[Tensor, Tensor]:
         fields: dict[str, Field] = {"weight": self._values.norm_weight(weight, weight.shape[0]), "eps": eps}
         return self._norm(RmsNorm, x, weight.shape[0], residual, fields)
+
+    def row_squares(self, sections: Sequence[Tensor], gate: Tensor | None = None) -> Tensor:
+        out, written = self._result(len(sections), dtype=torch.float32)
+        for number, x in enumerate(sections):
+            column = written.start + self._values.num_columns(number, torch.float32)
+            self._note(
+                RowSquares,
+                ("out",),
+                x=self._part(x, x.shape[1]),
+                gate=NOWHERE if gate is None else self._part(gate, x.shape[1]),
+                out=Columns(written.buffer, column),
+                size=x.shape[1],
+            )
+        return out
+
+    def rms_norm_of_part(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        squares: PartSquares,
+        gate: Tensor | None = None,
+        gate_first: bool = False,
+    ) -> Tensor:
+        size = weight.shape[0]
+        sources = {
+            "x": self._part(x, size),
+            "gate": NOWHERE if gate is None else self._part(gate, size),
+            "squares": self._values.read(squares.sums_TP, "the squares of a norm", dtype=torch.float32),
+        }
+        out, written = self._result(size)
+        self._note(
+            RmsNormOfPart,
+            ("out",),
+            **sources,
+            out=written,
+            weight=self._values.norm_weight(weight, size),
+            size=size,
+            first_part=squares.parts.start,
+            part_step=squares.parts.step,
+            num_parts=len(squares.parts),
+            num_columns=squares.num_columns,
+            gate_first=int(gate_first),
+            eps=eps,
+        )
+        return out
+
+    def _part(self, x: Tensor, size: int) -> Columns:
+        """Where the columns of a norm, or its gate, lie."""
+        if size % HALF_STEP or x.shape[1:] != (size,):
+            raise Unsupported(f"a rank has {size} columns of a norm, which is not a multiple of {HALF_STEP}")
+        return self._values.read(x, "the input of a norm")
 
     def layer_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None

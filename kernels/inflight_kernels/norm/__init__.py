@@ -1,12 +1,15 @@
 """RMSNorm, alone and with the residual addition or the embedding before it, and with its result quantised; LayerNorm,
-alone and with the residual addition."""
+alone and with the residual addition; RMSNorm of columns that several ranks have."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from inflight_kernels.dispatch import implementation
+from inflight_kernels.norm.part_squares import PartSquares
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -18,6 +21,32 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     GPU a row's result is bitwise independent of the other rows.
     """
     result: Tensor | tuple[Tensor, Tensor] = implementation(x, __name__).rms_norm(x, weight, eps, residual)
+    return result
+
+
+def row_squares(sections: Sequence[Tensor], gate: Tensor | None = None) -> Tensor:
+    """The sum of the squares of each row's columns in each of `sections` (T, any number), float; with `gate`, of their
+    shape and dtype, as they are times silu(gate). Returns float32 (T, number of sections). On a GPU a row's sums are
+    bitwise independent of the other rows."""
+    result: Tensor = implementation(sections[0], __name__).row_squares(sections, gate)
+    return result
+
+
+def rms_norm_of_part(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    squares: PartSquares,
+    gate: Tensor | None = None,
+    gate_first: bool = False,
+) -> Tensor:
+    """RMSNorm of some of a row's columns, `x` (T, C), float, by the squares of all of them. `weight` (C,) of the same
+    dtype or float32.
+
+    Rounds as `rms_norm` of all columns does; with `gate` (T, C), as `gated_rms_norm`, which explains `gate_first`, does
+    with silu. On a GPU a row's result is bitwise independent of the other rows.
+    """
+    result: Tensor = implementation(x, __name__).rms_norm_of_part(x, weight, eps, squares, gate, gate_first)
     return result
 
 

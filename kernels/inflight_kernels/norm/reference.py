@@ -1,11 +1,15 @@
-"""RMSNorm and LayerNorm in torch, alone and after a residual addition or an embedding, and with results quantised."""
+"""RMSNorm and LayerNorm in torch, alone and after a residual addition or an embedding, and with results quantised;
+RMSNorm of a part of the columns."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inflight_kernels.norm.part_squares import PartSquares
 from inflight_kernels.quantization.reference import quantize_per_token
 
 
@@ -22,6 +26,30 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return (F.rms_norm(x.float(), (x.shape[-1],), None, eps) * weight).to(x.dtype)
     # torch computes the norm in float32 and rounds once; the separate multiplication rounds a second time.
     return F.rms_norm(x, (x.shape[-1],), None, eps) * weight
+
+
+def row_squares(sections: Sequence[Tensor], gate: Tensor | None = None) -> Tensor:
+    """Sums of squares of each (T, C), times silu(gate) if there is one."""
+    share = 1.0 if gate is None else F.silu(gate.float().contiguous())
+    return torch.stack([(x.float() * share).square().sum(1) for x in sections], 1)
+
+
+def rms_norm_of_part(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    squares: PartSquares,
+    gate: Tensor | None = None,
+    gate_first: bool = False,
+) -> Tensor:
+    """RMSNorm of (T, C) by the squares of all columns."""
+    first, *others = (squares.sums_TP[:, part] for part in squares.parts)
+    factor = torch.rsqrt(sum(others, first) / squares.num_columns + eps)[:, None]
+    share = None if gate is None else F.silu(gate.float().contiguous())
+    wide = x.float() if share is None or not gate_first else x.float() * share
+    normed = wide * factor
+    scaled = (normed.to(x.dtype) * weight).float() if weight.dtype == x.dtype else normed * weight
+    return (scaled if share is None or gate_first else scaled * share).to(x.dtype)
 
 
 def layer_norm(

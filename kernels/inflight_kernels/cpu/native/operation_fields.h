@@ -31,6 +31,8 @@ enum class Kind : int64_t {
   SIGMOID_MUL,
   RMS_NORM,
   NORM_OF_SUM,
+  ROW_SQUARES,
+  RMS_NORM_OF_PART,
   LAYER_NORM,
   ROPE_AND_KV_WRITE,
   ROPE,
@@ -354,6 +356,39 @@ struct RmsNorm {
   float eps;
   /// Of `size` columns each; 1 with a residual.
   int64_t num_groups;
+};
+
+/// out = the sum of the squares of x, or of x * silu(gate).
+struct RowSquares {
+  Kind kind;
+  Value x;
+  /// Buffer -1: none.
+  Value gate;
+  /// A float32, in the place of as many columns as it has the bytes of.
+  Value out;
+  /// Of x; a multiple of 16.
+  int64_t size;
+};
+
+/// out = norm(x) * weight of some of the columns that are normalised together, with a gate behind the norm or before
+/// it, as GatedRmsNorm has it, or without one. The parts' squares are added up in their order.
+struct RmsNormOfPart {
+  Kind kind;
+  Value x;
+  /// Buffer -1: none; else f is silu.
+  Value gate;
+  /// float32, as RowSquares writes them, of all ranks.
+  Value squares;
+  Value out;
+  NormWeight weight;
+  /// A multiple of 16.
+  int64_t size;
+  /// Which of `squares` are added up.
+  int64_t first_part, part_step, num_parts;
+  /// Of all parts.
+  int64_t num_columns;
+  int64_t gate_first;
+  float eps;
 };
 
 /// sum = x + residual; out = norm(sum) * weight + bias. Without a residual (buffer -1): of x.
@@ -747,6 +782,26 @@ constexpr int64_t LAYOUT[] = {
     offsetof(RmsNorm, size),
     offsetof(RmsNorm, eps),
     offsetof(RmsNorm, num_groups),
+    sizeof(RowSquares),
+    offsetof(RowSquares, kind),
+    offsetof(RowSquares, x),
+    offsetof(RowSquares, gate),
+    offsetof(RowSquares, out),
+    offsetof(RowSquares, size),
+    sizeof(RmsNormOfPart),
+    offsetof(RmsNormOfPart, kind),
+    offsetof(RmsNormOfPart, x),
+    offsetof(RmsNormOfPart, gate),
+    offsetof(RmsNormOfPart, squares),
+    offsetof(RmsNormOfPart, out),
+    offsetof(RmsNormOfPart, weight),
+    offsetof(RmsNormOfPart, size),
+    offsetof(RmsNormOfPart, first_part),
+    offsetof(RmsNormOfPart, part_step),
+    offsetof(RmsNormOfPart, num_parts),
+    offsetof(RmsNormOfPart, num_columns),
+    offsetof(RmsNormOfPart, gate_first),
+    offsetof(RmsNormOfPart, eps),
     sizeof(LayerNorm),
     offsetof(LayerNorm, kind),
     offsetof(LayerNorm, x),

@@ -13,6 +13,7 @@
 #include "gated_delta_rule.h"
 #include "gated_norm.h"
 #include "lora.h"
+#include "part_norm.h"
 #include "pointwise.h"
 #include "prefill_attention.h"
 #include "state_space_scan.h"
@@ -63,6 +64,10 @@ void run(const Kind* operation, const Run& step) {
       return run(as<RmsNorm>(operation), step);
     case Kind::NORM_OF_SUM:
       return run_norm_of_sum(as<RmsNorm>(operation), step);
+    case Kind::ROW_SQUARES:
+      return run(as<RowSquares>(operation), step);
+    case Kind::RMS_NORM_OF_PART:
+      return run(as<RmsNormOfPart>(operation), step);
     case Kind::LAYER_NORM:
       return run(as<LayerNorm>(operation), step);
     case Kind::ROPE_AND_KV_WRITE:
