@@ -17,7 +17,17 @@ from torch import Tensor
 import inflight_kernels
 from inflight_kernels import Code, CodedWeight, join_halves
 from inflight_kernels.activation.kinds import Activation
-from inflight_kernels.cpu import Instruction, Program, Unsupported, Variant, WeightPacker, load_library, record
+from inflight_kernels.cpu import (
+    Batch,
+    Choices,
+    Instruction,
+    Program,
+    Unsupported,
+    Variant,
+    WeightPacker,
+    load_library,
+    record,
+)
 from inflight_kernels.cpu.variants import AVX2
 from inflight_kernels.moe import ExpertWeights
 from inflight_kernels.moe.routing import GroupScore, Routing, Scores
@@ -60,6 +70,17 @@ class Mixture:
     def compiled(self, dtype: torch.dtype) -> Program:
         return compiled(self.parts(dtype).compute, dtype)
 
+    def compiled_for_given(self, dtype: torch.dtype) -> Program:
+        """The experts alone, which the batch chooses."""
+        library, parts = load_library(dtype), self.parts(dtype)
+
+        def network(x: Tensor, batch: Batch) -> Tensor:
+            assert batch.choices is not None
+            return parts.compute_chosen(x, batch.choices)
+
+        recording = record(network, SIZE, dtype, num_chosen=self.routing.num_chosen)
+        return Program(library, recording, WeightPacker(library, [recording]))
+
 
 class Parts(NamedTuple):
     """Of a mixture, in one type."""
@@ -73,11 +94,18 @@ class Parts(NamedTuple):
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
-    def compute(self, x: Tensor) -> Tensor:
+    def choose(self, x: Tensor) -> Choices:
         logits = inflight_kernels.linear(x, self.router, self.router_bias)
+        return Choices(*inflight_kernels.route_experts(logits, self.mixture.routing, self.choice_bias))
+
+    def compute(self, x: Tensor) -> Tensor:
+        return self.compute_chosen(x, self.choose(x))
+
+    def compute_chosen(self, x: Tensor, choices: Choices) -> Tensor:
         return inflight_kernels.fused_moe(
             x,
-            *inflight_kernels.route_experts(logits, self.mixture.routing, self.choice_bias),
+            choices.weights_TK,
+            choices.experts_TK,
             self.gate_up,
             self.down,
             gate_up_bias=self.gate_up_bias,
@@ -125,6 +153,32 @@ def test_experts_are_those_of_the_reference(mixture: Mixture, dtype: torch.dtype
         x = inputs(num_tokens, dtype)
         expected = parts.compute(x).float()
         assert (program(x).float() - expected).norm() < most * expected.norm()
+
+
+@pytest.mark.parametrize("mixture", MIXTURES, ids=str)
+def test_experts_compute_what_a_router_elsewhere_has_chosen(mixture: Mixture) -> None:
+    program, parts = mixture.compiled_for_given(torch.float32), mixture.parts(torch.float32)
+    num_experts = mixture.num_experts
+    for num_tokens in COUNTS:
+        x, generator = inputs(num_tokens, torch.float32), torch.Generator().manual_seed(num_tokens)
+        shape = num_tokens, mixture.routing.num_chosen
+        # What is no expert adds nothing, whatever its weight.
+        chosen = torch.randint(-1, num_experts + 2, shape, generator=generator, dtype=torch.int32)
+        weights = torch.randn(shape, generator=generator).masked_fill(chosen >= num_experts, float("nan"))
+        choices = Choices(weights, chosen)
+        expected = parts.compute_chosen(x, choices)
+        found = program(x, Batch.of_choices(choices))
+        assert (found - expected).norm() <= 1e-5 * expected.norm()
+        alone = program(x[-1:], Batch.of_choices(Choices(weights[-1:], chosen[-1:])))
+        assert torch.equal(alone, found[-1:])
+
+
+def test_a_batch_without_choices_is_refused() -> None:
+    program, x = MIXTURES[0].compiled_for_given(torch.float32), inputs(3, torch.float32)
+    choices = Choices(torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.int32))
+    for batch in (None, Batch.of_choices(choices)):
+        with pytest.raises(ValueError, match="does not say which 2 experts compute each token"):
+            program(x, batch)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ Also what ranks on CPUs of one machine do together, through shared memory; that 
 sum there too.
 """
 
-from inflight_kernels.cpu.batch import Batch
+from inflight_kernels.cpu.batch import Batch, Choices
 from inflight_kernels.cpu.collectives import SharedMemoryCollectives, segment_bytes
 from inflight_kernels.cpu.huge_pages import HugePageArena
 from inflight_kernels.cpu.instructions import Instruction, Instructions, Order
@@ -41,6 +41,7 @@ __all__ = [
     "STEP",
     "VARIANTS",
     "Batch",
+    "Choices",
     "HugePageArena",
     "Instruction",
     "Instructions",

@@ -14,6 +14,17 @@ from inflight_kernels.kv_cache.step_blocks import StepBlocks
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The experts that a router outside of a program has chosen, k of each token. What is outside of 0 .. E - 1 adds
+    nothing."""
+
+    weights_TK: Tensor
+    """float32"""
+    experts_TK: Tensor
+    """int32"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """One token of each decoding row, then the chunks of the prefilling rows."""
@@ -41,16 +52,22 @@ class Batch:
     """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""
     sequences: StepSequences | None = None
     """For layers that keep a state for each sequence; None = there are none."""
+    choices: Choices | None = None
+    """For experts whose router is no part of the program; None = there are none."""
 
     @classmethod
-    def meta(cls, num_decodes: int, num_prefills: int, num_groups: int = 1) -> Batch:
-        """Meta tensors, of chunks of five tokens: the batch that a network is recorded with."""
+    def meta(cls, num_decodes: int, num_prefills: int, num_groups: int = 1, num_chosen: int = 0) -> Batch:
+        """Meta tensors, of chunks of five tokens: the batch that a network is recorded with. `num_chosen`: experts of
+        each token that the batch says; 0 = it says none."""
 
         def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
         num_tokens, num_sequences = num_decodes + 5 * num_prefills, num_decodes + num_prefills
         positions_T = empty(num_tokens, dtype=torch.int64)
+        choices = None
+        if num_chosen:
+            choices = Choices(empty(num_tokens, num_chosen, dtype=torch.float32), empty(num_tokens, num_chosen))
         return cls(
             positions_T=positions_T,
             blocks=tuple(StepBlocks(empty(num_tokens, dtype=torch.int64), empty(9, 7)) for _ in range(num_groups)),
@@ -66,4 +83,22 @@ class Batch:
                 positions_T=positions_T,
                 kept_T=empty(num_tokens),
             ),
+            choices=choices,
         )
+
+    @classmethod
+    def of_choices(cls, choices: Choices) -> Batch:
+        """Tokens of no sequence, for experts alone."""
+        return cls(
+            positions_T=_NO_POSITIONS,
+            blocks=(),
+            decode_rows_N=_NO_POSITIONS,
+            decode_lens_N=_NONE,
+            prefill_rows_P=_NO_POSITIONS,
+            prefill_lens_P=_NONE,
+            prefill_starts=_NONE,
+            choices=choices,
+        )
+
+
+_NO_POSITIONS, _NONE = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)

@@ -13,7 +13,7 @@ from inflight_kernels.cpu.batch import Batch
 from inflight_kernels.cpu.notes import Notes
 from inflight_kernels.cpu.operations import Experts
 from inflight_kernels.cpu.recorded_values import STEP, Unsupported, storage_of
-from inflight_kernels.cpu.recording import Field
+from inflight_kernels.cpu.recording import NOWHERE, Field
 from inflight_kernels.matmul.weight_formats import BlockScaledWeight
 from inflight_kernels.moe import ExpertWeights
 from inflight_kernels.moe.routing import Routing
@@ -34,6 +34,9 @@ class ExpertRecorder(Notes):
         super().__init__(x, batch, dtype)
         self._routed: dict[int, _Routed] = {}
         """By storage of the chosen experts."""
+        if (given := batch.choices) is not None:
+            fields: dict[str, Field] = {"logits": NOWHERE, "num_chosen": given.experts_TK.shape[1]}
+            self._routed[storage_of(given.experts_TK)] = _Routed(given.weights_TK, given.experts_TK, fields)
 
     def route_experts(
         self, router_logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
@@ -75,11 +78,11 @@ class ExpertRecorder(Notes):
     ) -> Tensor:
         routed = self._routed.get(storage_of(experts))
         if routed is None or routed.weights is not weights or out is not None:
-            raise Unsupported("C++ computes experts that a router of the step has chosen only")
+            raise Unsupported("C++ computes experts that a router of the step or the batch has chosen only")
         if isinstance(w_gate_up, BlockScaledWeight) or isinstance(w_down, BlockScaledWeight):
             raise Unsupported("C++ has no operation for products of fp8")
         num_experts, size, inner_size = w_down.shape
-        if num_experts != routed.fields["num_experts"]:
+        if routed.fields.get("num_experts", num_experts) != num_experts:
             raise Unsupported(f"a router has logits of other experts than the {num_experts} that it chooses from")
         if size % STEP:
             raise Unsupported(f"experts have {size} features, which is not a multiple of {STEP}")
@@ -102,6 +105,6 @@ class ExpertRecorder(Notes):
             activation=activation,
             size=size,
             inner_size=inner_width,
-            **routed.fields,
+            **{"num_experts": num_experts, **routed.fields},
         )
         return out

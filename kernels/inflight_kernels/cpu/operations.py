@@ -161,10 +161,12 @@ class HeadLinear(Operation):
 
 class Experts(Operation):
     """out = the weighted sum of what the chosen experts of each token compute of x: down (f(gate) * up). moe/routing.py
-    says which are chosen, and what their weights are."""
+    says which are chosen, and what their weights are, or the batch does: there, what is no expert adds nothing."""
 
     _fields_ = Fields(
-        (Value, "x logits out"),
+        (Value, "x"),
+        (Value, "logits", "Buffer -1: the batch says what is chosen."),
+        (Value, "out"),
         (Matrix, "gate_up down", "Of all experts, each packed as the layers of a feed-forward, gated or not."),
         ("int64_t", "is_gated", "Whether gate_up is of both; else it is of up, and they compute down f(up)."),
         (

@@ -19,6 +19,7 @@ from inflight_kernels.cpu.operations import (
     WITH_STATE,
     Cache,
     CacheFormat,
+    Experts,
     NativeNormWeight,
     Operation,
     Value,
@@ -96,6 +97,11 @@ class Program:
         self._held = (recording, packer, operations, addresses, widths, places)
         self._functions, self.dtype = library.functions, library.dtype
         self._keeps_state = any(operation.kind in WITH_STATE for operation in recording.operations)
+        self._num_given = {
+            operation.number("num_chosen")
+            for operation in recording.operations
+            if operation.kind is Experts and operation.fields["logits"] == NOWHERE
+        }
         output, ranks = buffers.of[recording.output.buffer], recording.ranks
         self._native = NativeProgram(
             num_operations=len(operations),
@@ -118,10 +124,15 @@ class Program:
         """The result (T, columns), in the library's type, of `x`: token ids (T,), int64, or (T, columns) in that type.
 
         Writes the batch's keys and values to the caches. A program without attention needs no `batch`. Raises
-        ValueError where layers keep a state for each sequence, and the batch does not say whose its tokens are.
+        ValueError where layers keep a state for each sequence, and the batch does not say whose its tokens are, and
+        where it does not say which experts have been chosen.
         """
         if self._keeps_state and (batch is None or batch.sequences is None):
             raise ValueError("the network keeps a state for each sequence, and the batch has no sequences")
+        for num_chosen in self._num_given:
+            choices = None if batch is None else batch.choices
+            if choices is None or not (len(x), num_chosen) == choices.experts_TK.shape == choices.weights_TK.shape:
+                raise ValueError(f"the batch does not say which {num_chosen} experts compute each token")
         threads = torch.get_num_threads()
         native_blocks = _native_blocks(() if batch is None else batch.blocks)  # alive while the program runs
         native_batch = _native_batch(x, batch, ctypes.addressof(native_blocks))
@@ -194,6 +205,8 @@ def _native_batch(x: Tensor, batch: Batch | None, blocks: int) -> NativeBatch:
         given_rows=None if batch.given_rows is None else _address(batch.given_rows),
         adapters=None if batch.adapters_T is None else _address(batch.adapters_T),
         sequences=NativeSequences() if batch.sequences is None else _native_sequences(batch.sequences),
+        experts=None if batch.choices is None else _address(batch.choices.experts_TK),
+        expert_weights=None if batch.choices is None else _address(batch.choices.weights_TK),
     )
 
 

@@ -31,13 +31,14 @@ def record(
     input_size: int | None = None,
     dtype: torch.dtype = torch.bfloat16,
     num_groups: int = 1,
+    num_chosen: int = 0,
 ) -> Recording:
     """The operations of `network`, which computes in `dtype`, called with an input and a batch.
 
-    Its input is (T, input_size), or, with None, token ids (T,), int64. `num_groups`: of layers with own blocks. Raises
-    Unsupported.
+    Its input is (T, input_size), or, with None, token ids (T,), int64. `num_groups`: of layers with own blocks.
+    `num_chosen`: experts of each token that the batch says, of a network without routers. Raises Unsupported.
     """
-    batches = (Batch.meta(3, 2, num_groups), Batch.meta(3, 0, num_groups), Batch.meta(0, 2, num_groups))
+    batches = tuple(Batch.meta(*counts, num_groups, num_chosen) for counts in ((3, 2), (3, 0), (0, 2)))
     mixed, *others = (record_plain(network, input_size, dtype, batch) for batch in batches)
     for other, missing in zip(others, (PrefillAttention, DecodeAttention), strict=True):
         expected = tuple(operation for operation in mixed.operations if operation.kind is not missing)

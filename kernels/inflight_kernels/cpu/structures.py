@@ -75,6 +75,12 @@ class NativeBatch(ctypes.Structure):
             "(num_tokens): slot of each token's adapter, negative = none; null where no token has one.",
         ),
         (NativeSequences, "sequences"),
+        (
+            "const int32_t*",
+            "experts",
+            "(num_tokens, num_chosen): of each token, where no router of the program chooses them; else null.",
+        ),
+        ("const float*", "expert_weights", "(num_tokens, num_chosen), theirs."),
     )
 
 

@@ -114,13 +114,23 @@ inline void choose_experts(const Experts& op, const Element* row, int32_t* exper
   }
 }
 
-/// Gives each choice its row, of one thread.
+/// The same as the batch says it.
+inline void take_given(const Experts& op, const Batch& batch, int64_t token, int32_t* experts, float* weights) {
+  std::copy_n(batch.experts + token * op.num_chosen, op.num_chosen, experts);
+  std::copy_n(batch.expert_weights + token * op.num_chosen, op.num_chosen, weights);
+}
+
+inline bool is_expert(const Experts& op, int32_t chosen) { return chosen >= 0 && chosen < op.num_experts; }
+
+/// Gives each choice of an expert its row, of one thread.
 inline void sort_choices(const Experts& op, int64_t num_choices, const Choices& choices) {
   std::fill_n(choices.starts, op.num_experts + 1, 0);
-  for (int64_t i = 0; i < num_choices; ++i) ++choices.starts[choices.experts[i] + 1];
+  for (int64_t i = 0; i < num_choices; ++i)
+    if (is_expert(op, choices.experts[i])) ++choices.starts[choices.experts[i] + 1];
   for (int64_t expert = 0; expert < op.num_experts; ++expert) choices.starts[expert + 1] += choices.starts[expert];
   std::vector<int32_t> next(choices.starts, choices.starts + op.num_experts);
-  for (int64_t i = 0; i < num_choices; ++i) choices.rows[i] = next[choices.experts[i]]++;
+  for (int64_t i = 0; i < num_choices; ++i)
+    if (is_expert(op, choices.experts[i])) choices.rows[i] = next[choices.experts[i]]++;
 }
 
 /// `finish(expert, row, panel, sums)` for the product of each expert's rows of x and its matrix, `num_panels` panels of
@@ -147,13 +157,17 @@ inline void run(const Experts& op, const Run& step) {
   Pieces pieces{step.choices};
   const Choices choices(op, num_tokens, pieces);
   share(num_tokens, [&](int64_t token) {
-    const int64_t first = token * op.num_chosen;
-    choose_experts(op, step.at(op.logits) + token * step.stride(op.logits), choices.experts + first,
-                   choices.weights + first);
+    int32_t* const experts = choices.experts + token * op.num_chosen;
+    float* const weights = choices.weights + token * op.num_chosen;
+    if (op.logits.buffer < 0)
+      take_given(op, step.batch, token, experts, weights);
+    else
+      choose_experts(op, step.at(op.logits) + token * step.stride(op.logits), experts, weights);
   });
   if (omp_get_thread_num() == 0) sort_choices(op, num_choices, choices);
   wait_for_all();
   share(num_choices, [&](int64_t choice) {
+    if (!is_expert(op, choices.experts[choice])) return;
     std::copy_n(step.at(op.x) + choice / op.num_chosen * step.stride(op.x), op.size,
                 choices.inputs + choices.rows[choice] * op.size);
   });
@@ -188,7 +202,8 @@ inline void run(const Experts& op, const Run& step) {
     for (int64_t i = 0; i < op.size; i += 16) {
       Floats total = splat(0.0f);
       for (int64_t choice = token * op.num_chosen; choice < (token + 1) * op.num_chosen; ++choice)
-        total = total + load(choices.outputs + choices.rows[choice] * op.size + i) * splat(choices.weights[choice]);
+        if (is_expert(op, choices.experts[choice]))
+          total = total + load(choices.outputs + choices.rows[choice] * op.size + i) * splat(choices.weights[choice]);
       store(out + i, total);
     }
   });

@@ -261,10 +261,13 @@ struct HeadLinear {
 };
 
 /// out = the weighted sum of what the chosen experts of each token compute of x: down (f(gate) * up). moe/routing.py
-/// says which are chosen, and what their weights are.
+/// says which are chosen, and what their weights are, or the batch does: there, what is no expert adds nothing.
 struct Experts {
   Kind kind;
-  Value x, logits, out;
+  Value x;
+  /// Buffer -1: the batch says what is chosen.
+  Value logits;
+  Value out;
   /// Of all experts, each packed as the layers of a feed-forward, gated or not.
   Matrix gate_up, down;
   /// Whether gate_up is of both; else it is of up, and they compute down f(up).
@@ -591,6 +594,10 @@ struct Batch {
   /// (num_tokens): slot of each token's adapter, negative = none; null where no token has one.
   const int32_t* adapters;
   Sequences sequences;
+  /// (num_tokens, num_chosen): of each token, where no router of the program chooses them; else null.
+  const int32_t* experts;
+  /// (num_tokens, num_chosen), theirs.
+  const float* expert_weights;
 };
 
 /// The memory that ranks share (rank_segment.h), and which of them this is; null without other ranks.
@@ -938,6 +945,8 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Batch, given_rows),
     offsetof(Batch, adapters),
     offsetof(Batch, sequences),
+    offsetof(Batch, experts),
+    offsetof(Batch, expert_weights),
     sizeof(Ranks),
     offsetof(Ranks, segment),
     offsetof(Ranks, rank),
