@@ -19,7 +19,8 @@ import tokenizers
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
-from gguf_networks import CONFIGS, MORE_KEYS, NAMES_WINDOWS, WIDE
+from gguf_changes import change_of, parts_of
+from gguf_networks import CONFIGS, MORE_KEYS, NAMES_WINDOWS, WIDE, kind_of, layers_that_attend
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import TinyCheckpoint, needs_eager, write_checkpoint
@@ -36,12 +37,23 @@ ARCHITECTURES = {
     "glm4_moe": "glm4moe",
     "cohere": "command-r",
     "phi": "phi2",
+    "qwen3_next": "qwen3next",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
+    "lfm2_moe": "lfm2moe",
+    "granitemoehybrid": "granitehybrid",
+    "falcon_h1": "falcon-h1",
 }
 """Of llama.cpp, where transformers' model_type has another name."""
-ROTATES_NEIGHBOURS = ("llama", "granite", "granitemoe", "smollm3", "arcee")
-ADDS_ONE = ("gemma2", "gemma3", "nemotron")
-NOT_QUANTIZED = ("gate.weight", "router.weight", "router.layer.weight", ".bias")
-"""Endings of routers, and of the biases of all experts."""
+ROTATES_NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
+NOT_QUANTIZED = (
+    *("gate.weight", "router.weight", "router.layer.weight", ".bias"),
+    *("conv1d.weight", "conv.conv.weight", "norm.weight", ".A_log", ".D"),
+)
+"""Endings of routers, of the biases of all experts, of convolutions and of numbers of heads."""
 ONE_OF_EXPERTS = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 F32, F16, BF16 = GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16
 Q8_0, Q4_0 = GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0
@@ -86,19 +98,17 @@ def write_model(
     write_checkpoint(dense, config, len(name))
     type_of = kind if callable(kind) else lambda _: kind
     path = folder / f"{name}.gguf"
-    writer = GGUFWriter(
-        path, ARCHITECTURES.get(config.model_type, config.model_type), split_max_tensors=tensors_of_part
-    )
+    writer = GGUFWriter(path, ARCHITECTURES.get(kind_of(config), kind_of(config)), split_max_tensors=tensors_of_part)
     _write_metadata(writer, config)
     written: dict[str, _Tensor] = {}
     numbers: dict[str, torch.Tensor] = {}
     for key, tensor in load_file(dense / "model.safetensors").items():
         numbers[key] = torch.empty(tensor.shape)
-        targets = _parts(config, key, numbers[key])
-        for part, values in _parts(config, key, tensor).items():
-            shift = int(writer.arch in ADDS_ONE and part.endswith("norm.weight"))
-            written[part] = _Tensor.of(part, values + shift, type_of(part))
-            targets[part].copy_(written[part].numbers - shift)
+        # Where its elements go.
+        for part, places in parts_of(config, key, torch.arange(tensor.numel()).view(tensor.shape)).items():
+            of_values = change_of(config, writer.arch, key)
+            written[part] = _Tensor.of(part, of_values.forth(tensor.flatten()[places]), type_of(part))
+            numbers[key].view(-1)[places] = of_values.back(written[part].numbers)
     _write_tensors(writer, config, written, stacks_experts, fuses_experts)
     change(writer)
     finish(writer)
@@ -179,24 +189,6 @@ class _Tensor:
         return cls(stored, kind, torch.from_numpy(dequantize(stored, kind).copy()))
 
 
-def _parts(config: Any, key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Views of the tensor `key` of transformers, as the file has them, by names that llama.cpp's conversion knows."""
-    if config.model_type == "granitemoe" and "input_linear" in key:
-        gate, up = tensor.chunk(2, 1)
-        experts = key.replace("block_sparse_moe.input_linear", "mlp.experts.{}_proj")
-        return {experts.format("gate"): gate, experts.format("up"): up}
-    if config.model_type == "gpt_oss" and ".experts." in key:
-        # Rows of gate and up by turns, and weights (E, inputs, outputs).
-        name, ending = (key.removesuffix("_bias"), ".bias") if key.endswith("_bias") else (key, ".weight")
-        rows = tensor if ending == ".bias" else tensor.mT
-        if not name.endswith("gate_up_proj"):
-            return {f"{name}{ending}": rows}
-        return {f"{name.replace('gate_up', half)}{ending}": rows[:, at::2] for at, half in enumerate(("gate", "up"))}
-    if key.endswith("sinks"):
-        return {f"{key}.weight": tensor}
-    return {key.replace("e_score_correction_bias", "e_score_correction.bias"): tensor}
-
-
 def _write_tensors(
     writer: GGUFWriter, config: Any, tensors: dict[str, _Tensor], stacks_experts: bool, fuses_experts: bool
 ) -> None:
@@ -226,12 +218,14 @@ def _write_tensors(
     for name, (stored, kind) in written.items():
         writer.add_tensor(name, np.ascontiguousarray(stored), raw_dtype=kind)
     rope = _rope(config)
-    if rope["rope_type"] == "llama3":
+    if rope is not None and rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config.head_dim))
 
 
 def _name(names: gguf.TensorNameMap, key: str) -> str:
-    name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+    """Some stand there without the first part."""
+    found = (names.get_name(each, try_suffixes=(".weight", ".bias")) for each in (key, key.removeprefix("model.")))
+    name = next(filter(None, found), None)
     assert name is not None, key
     return name
 
@@ -252,25 +246,47 @@ def _llama3_factors(rope: dict[str, float], head_dim: int) -> NDArray[np.float32
     return (plain / scaled).float().numpy()
 
 
-def _rope(config: Any) -> dict[str, Any]:
-    """Of layers without a window, where those with one have others."""
-    parameters: dict[str, Any] = config.rope_parameters
-    return parameters.get("full_attention", parameters)
+def _rope(config: Any) -> dict[str, Any] | None:
+    """Of layers without a window, where those with one have others; None where none are rotated."""
+    parameters: dict[str, Any] | None = getattr(config, "rope_parameters", None)
+    return None if parameters is None else parameters.get("full_attention", parameters)
 
 
 def _write_metadata(writer: GGUFWriter, config: Any) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if (intermediate_size := getattr(config, "intermediate_size", None)) is not None:
+        writer.add_feed_forward_length(intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    epsilons = (getattr(config, name, None) for name in ("layer_norm_eps", "norm_epsilon", "norm_eps"))
-    if (of_layer_norm := next(filter(None, epsilons), None)) is not None:
-        writer.add_layer_norm_eps(of_layer_norm)
+    attends = layers_that_attend(config)
+    num_heads = [config.num_key_value_heads * each for each in attends]
+    writer.add_head_count_kv(config.num_key_value_heads if all(attends) else num_heads)
+    epsilons = (getattr(config, name, None) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"))
+    of_layer_norm = next(filter(None, epsilons), getattr(config, "norm_eps", None))
+    if of_layer_norm is None or config.model_type.startswith("lfm2"):
+        writer.add_layer_norm_rms_eps(getattr(config, "rms_norm_eps", of_layer_norm))
     else:
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = _rope(config)
+        writer.add_layer_norm_eps(of_layer_norm)
+    if (rope := _rope(config)) is not None:
+        _write_rope(writer, config, rope)
+    is_global = set(getattr(config, "layer_types", None) or ()) == {"full_attention"}
+    for key, name in MORE_KEYS.get(kind_of(config), {}).items():
+        value = name(config) if callable(name) else getattr(config, name, None)
+        if value is None or (name == "sliding_window" and is_global):
+            continue
+        kinds: dict[type, Callable[[str, Any], None]] = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            list: writer.add_array,
+        }
+        writer.kv_data[0].pop(f"{writer.arch}.{key}", None)
+        kinds[type(value)](f"{writer.arch}.{key}", value)
+
+
+def _write_rope(writer: GGUFWriter, config: Any, rope: dict[str, Any]) -> None:
+    """And sizes of heads."""
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(rope["rope_theta"])
@@ -284,12 +300,7 @@ def _write_metadata(writer: GGUFWriter, config: Any) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if "mscale_all_dim" in rope:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if config.model_type in NAMES_WINDOWS and config.sliding_window is not None:
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
-    is_global = set(getattr(config, "layer_types", None) or ()) == {"full_attention"}
-    for key, name in MORE_KEYS.get(config.model_type, {}).items():
-        if name == "sliding_window" and is_global:
-            continue
-        if (value := getattr(config, name, None)) is not None:
-            add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)]
-            add(f"{writer.arch}.{key}", value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tiny_checkpoints import SIZES
@@ -9,19 +10,27 @@ from transformers import (
     ArceeConfig,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Ernie4_5Config,
     Exaone4Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
     NemotronConfig,
+    NemotronHConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
@@ -29,8 +38,11 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
     Starcoder2Config,
@@ -57,6 +69,51 @@ GRANITE = {
     "logits_scaling": 1.75,
 }
 SHARED = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+DELTA_NET = {
+    **HEADS_OF_32,
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+}
+LATENTS = {
+    **WIDE,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 32,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
+LATENT_YARN = {**YARN, "mscale": 0.7, "mscale_all_dim": 0.7}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_chunk_size": 8}
+GRANITE_HYBRID = {
+    **HEADS_OF_32,
+    **{**MAMBA, "mamba_n_groups": 1},
+    **GRANITE,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": 96,
+}
+NEMOTRON_H = {
+    **HEADS_OF_32,
+    "head_dim": 32,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 32,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "chunk_size": 8,
+    # Below any step of time: transformers keeps those of prompts above it.
+    "time_step_min": 1e-9,
+}
+CONVOLUTIONS = {**HEADS_OF_32, "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True}
 
 
 def _wide(**changes: Any) -> dict[str, Any]:
@@ -136,25 +193,187 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "ernie4_5": Ernie4_5Config(**_wide(head_dim=16)),
     "arcee": ArceeConfig(**_wide(head_dim=16)),
     "nemotron": NemotronConfig(**_wide(head_dim=16), rope_parameters=_partial(0.5)),
+    "qwen3_5": Qwen3_5TextConfig(**{**DELTA_NET, "tie_word_embeddings": True}, rope_parameters=_partial(0.25)),
+    "qwen3_5-moe": Qwen3_5MoeTextConfig(
+        **DELTA_NET, **SHARED, shared_expert_intermediate_size=64, rope_parameters=_partial(0.25)
+    ),
+    "qwen3-next": Qwen3NextConfig(
+        **DELTA_NET, **SHARED, shared_expert_intermediate_size=64, rope_parameters=_partial(0.5)
+    ),
+    "deepseek-v2": DeepseekV2Config(**LATENTS, q_lora_rank=None, rope_parameters=LATENT_YARN),
+    "deepseek-v2-groups": DeepseekV2Config(
+        **LATENTS, q_lora_rank=32, topk_method="group_limited_greedy", n_group=4, topk_group=2
+    ),
+    "deepseek-v3": DeepseekV3Config(
+        **LATENTS, q_lora_rank=32, n_group=4, topk_group=2, rope_parameters=LATENT_YARN, scoring_func="sigmoid"
+    ),
+    "glm4-moe-lite": Glm4MoeLiteConfig(
+        **LATENTS, q_lora_rank=32, n_group=1, topk_group=1, scoring_func="sigmoid", norm_topk_prob=True
+    ),
+    "lfm2": Lfm2Config(**CONVOLUTIONS, block_auto_adjust_ff_dim=False),
+    "lfm2-moe": Lfm2MoeConfig(
+        **CONVOLUTIONS, num_dense_layers=1, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
+    "granite-hybrid": GraniteMoeHybridConfig(
+        **{**GRANITE_HYBRID, "intermediate_size": 96}, num_local_experts=0, num_experts_per_tok=0
+    ),
+    "granite-hybrid-moe": GraniteMoeHybridConfig(**GRANITE_HYBRID, num_local_experts=4, num_experts_per_tok=2),
+    "nemotron-h": NemotronHConfig(**NEMOTRON_H, layers_block_type=["mamba", "mlp", "attention", "mamba"]),
+    "nemotron-3": NemotronHConfig(
+        **{**NEMOTRON_H, "intermediate_size": 32},
+        layers_block_type=["mamba", "moe", "attention", "moe"],
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        n_group=1,
+        topk_group=1,
+        moe_intermediate_size=32,
+        moe_shared_expert_intermediate_size=64,
+        routed_scaling_factor=2.5,
+    ),
+    "falcon-h1": FalconH1Config(
+        **HEADS_OF_32,
+        **MAMBA,
+        head_dim=32,
+        mamba_d_ssm=128,
+        mamba_rms_norm=False,
+        embedding_multiplier=3.0,
+        lm_head_multiplier=0.8,
+        key_multiplier=0.4,
+        attention_out_multiplier=0.7,
+        ssm_in_multiplier=1.3,
+        ssm_out_multiplier=0.6,
+        mlp_multipliers=[0.8, 0.6],
+        ssm_multipliers=[0.4, 0.7, 1.4, 0.8, 1.2],
+    ),
     "phi2": PhiConfig(**{**WIDE, "intermediate_size": 256}, rope_parameters=_partial(0.5)),
 }
-EXPERT_COUNTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
-LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-SCALES = {
+DESCRIBED_OTHERWISE = ("qwen3-next", "glm4-moe-lite", "falcon-h1")
+"""Those whose files are read as another class of transformers, or with other constants, that compute the same."""
+Named = str | Callable[[Any], Any]
+"""An option of a configuration, or what is made of them."""
+EXPERT_COUNTS: dict[str, Named] = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+LOCAL_EXPERTS: dict[str, Named] = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+SCALES: dict[str, Named] = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-WINDOW = {"attention.sliding_window": "sliding_window"}
-MORE_KEYS: dict[str, dict[str, str]] = {
+WINDOW: dict[str, Named] = {"attention.sliding_window": "sliding_window"}
+
+
+def layers_that_attend(config: Any) -> list[bool]:
+    kinds = getattr(config, "layers_block_type", None) or getattr(config, "layer_types", None)
+    others = ("linear_attention", "mamba", "conv", "mlp", "moe")
+    return [kind not in others for kind in kinds] if kinds else [True] * config.num_hidden_layers
+
+
+def kind_of(config: Any) -> str:
+    """Its model_type, which of Nemotron-H with experts has another name in files."""
+    has_experts = "moe" in (getattr(config, "layers_block_type", None) or ())
+    return f"{config.model_type}_moe" if has_experts else config.model_type
+
+
+def _feed_forwards(config: Any) -> list[int]:
+    """Of Nemotron-H, in each layer."""
+    sizes = {"mlp": config.intermediate_size, "moe": config.moe_intermediate_size}
+    return [sizes.get(kind, 0) for kind in config.layers_block_type]
+
+
+DELTA_NETS: dict[str, Named] = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": lambda config: config.linear_num_value_heads * config.linear_value_head_dim,
+    "full_attention_interval": lambda config: 4,
+    # One for every layer, whichever attend.
+    "attention.head_count_kv": "num_key_value_heads",
+}
+SHARED_EXPERT: dict[str, Named] = {
+    **EXPERT_COUNTS,
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+SECTIONS: dict[str, Named] = {"rope.dimension_sections": lambda config: [11, 11, 10, 0]}
+ROUTED: dict[str, Named] = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+}
+LATENT_KEYS: dict[str, Named] = {
+    **ROUTED,
+    "attention.head_count_kv": lambda config: 1,
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.key_length": lambda config: config.kv_lora_rank + config.qk_rope_head_dim,
+    "attention.value_length": "kv_lora_rank",
+    "attention.key_length_mla": lambda config: config.qk_nope_head_dim + config.qk_rope_head_dim,
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "leading_dense_block_count": lambda config: 1,
+}
+WITH_SIGMOIDS: dict[str, Named] = {
+    **LATENT_KEYS,
+    "expert_gating_func": lambda config: 2,
+    "expert_weights_norm": "norm_topk_prob",
+}
+MAMBA_KEYS: dict[str, Named] = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.inner_size": lambda config: config.mamba_n_heads * config.mamba_d_head,
+}
+NEMOTRON_H_KEYS: dict[str, Named] = {
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.state_size": "ssm_state_size",
+    "ssm.group_count": "n_groups",
+    "ssm.time_step_rank": "mamba_num_heads",
+    "ssm.inner_size": lambda config: config.mamba_num_heads * config.mamba_head_dim,
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "feed_forward_length": _feed_forwards,
+    "rope.scaling.finetuned": lambda config: False,
+}
+MORE_KEYS: dict[str, dict[str, Named]] = {
     "mistral": WINDOW,
     "mixtral": LOCAL_EXPERTS,
-    "qwen2_moe": {
+    "qwen2_moe": SHARED_EXPERT,
+    "qwen3_next": {**DELTA_NETS, **SHARED_EXPERT},
+    "qwen3_5_text": {**DELTA_NETS, **SECTIONS},
+    "qwen3_5_moe_text": {**DELTA_NETS, **SHARED_EXPERT, **SECTIONS},
+    "deepseek_v2": LATENT_KEYS,
+    "deepseek_v3": WITH_SIGMOIDS,
+    "glm4_moe_lite": WITH_SIGMOIDS,
+    "lfm2": {"shortconv.l_cache": "conv_L_cache"},
+    "lfm2_moe": {
         **EXPERT_COUNTS,
+        "shortconv.l_cache": "conv_L_cache",
         "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        "leading_dense_block_count": "num_dense_layers",
+        "expert_gating_func": lambda config: 2,
     },
+    "granitemoehybrid": {
+        **SCALES,
+        **LOCAL_EXPERTS,
+        **MAMBA_KEYS,
+        "expert_shared_feed_forward_length": "shared_intermediate_size",
+        "rope.scaling.finetuned": lambda config: False,
+    },
+    "nemotron_h": NEMOTRON_H_KEYS,
+    "nemotron_h_moe": {
+        **NEMOTRON_H_KEYS,
+        **ROUTED,
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "moe_latent_size": "moe_latent_size",
+    },
+    "falcon_h1": MAMBA_KEYS,
     "qwen3_moe": {**EXPERT_COUNTS, "expert_feed_forward_length": "moe_intermediate_size"},
     "phi3": WINDOW,
     "granite": SCALES,
@@ -168,14 +387,8 @@ MORE_KEYS: dict[str, dict[str, str]] = {
     "gpt_oss": {**WINDOW, **LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
     "olmo3": WINDOW,
     "glm4_moe": {
-        "expert_count": "n_routed_experts",
-        "expert_used_count": "num_experts_per_tok",
-        "expert_group_count": "n_group",
-        "expert_group_used_count": "topk_group",
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_count": "n_shared_experts",
+        **ROUTED,
         "leading_dense_block_count": "first_k_dense_replace",
-        "expert_weights_scale": "routed_scaling_factor",
         "expert_weights_norm": "norm_topk_prob",
     },
     "cohere": {"logit_scale": "logit_scale"},

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inflight.gguf.metadata import Value
+from inflight.gguf.orders import OrderOf
 
 TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 LAYER = {
@@ -28,8 +29,10 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+Q_BIAS = "self_attn.q_proj.bias"
+LAYER_NORM = "attention.layer_norm_epsilon"
 RMS_NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-BIASES = {"attention_bias": "self_attn.q_proj.bias", "mlp_bias": "mlp.down_proj.bias"}
+BIASES = {"attention_bias": Q_BIAS, "mlp_bias": "mlp.down_proj.bias"}
 NEUTRAL: dict[str, Value] = {"attention.causal": True, "expert_count": 0, "expert_used_count": 0}
 
 
@@ -59,27 +62,45 @@ class Architecture:
     rotates_parts: bool = False
     """Some elements of a head may not be rotated."""
     adds_one: bool = False
-    """The file has weights of norms plus 1."""
+    """The file has weights of norms plus 1, but for those of a mixer's heads."""
+    layers: str = "model.layers"
+    """Name of all layers."""
     top: Mapping[str, str] = field(default_factory=dict)
     """Of tensors outside of layers, where they are not those of TOP."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Of a layer's tensors, where they are not those of LAYER."""
     whole_names: Mapping[str, str] = field(default_factory=dict)
     """Of a layer's tensors, with their endings on both sides."""
+    shared_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Of a layer's tensors that are several of transformers', which share the rows."""
+    joined_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors of transformers -> those of a layer with their rows."""
+    orders: Mapping[str, OrderOf] = field(default_factory=dict)
+    """Of the rows of a layer's tensors, where transformers has another one."""
+    column_orders: Mapping[str, OrderOf] = field(default_factory=dict)
+    """The same of columns."""
     experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tensors with all experts of a layer -> the names of one's, which share the rows."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """What the file must say -> its name in config.json."""
     optional_keys: Mapping[str, str] = field(default_factory=dict)
     """What has transformers' default where the file does not say it."""
+    quotients: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Of config.json -> what the file must say, the first divided by the second."""
     norm_eps: Mapping[str, str] = field(default_factory=lambda: RMS_NORM)
     """The same of what is added to a variance."""
     neutral: Mapping[str, Value] = field(default_factory=dict)
     """Keys that must have this value where they are there, beside those of NEUTRAL."""
     flags: Mapping[str, str] = field(default_factory=lambda: BIASES)
-    """Options in config.json that say whether the first layer has this tensor, whose name has its ending."""
+    """Options in config.json that say whether a layer has this tensor, whose name has its ending."""
+    kinds: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Lists in config.json with a kind for each layer -> the first of these tensors that a layer has -> the kind."""
+    told_by_tensors: frozenset[str] = frozenset()
+    """Keys of what is so found."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """More of config.json, which the file does not say."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """The same where it does not say it, and transformers' default is another one."""
     rope_values: Mapping[str, Any] = field(default_factory=dict)
     """The same of rope_parameters."""
     windows: Windows | None = None
@@ -88,8 +109,10 @@ class Architecture:
     """Whether config.json says what the scores are divided by the root of: query_pre_attn_scalar."""
     scalar_of_hidden: int = 0
     """This is the size of a head, but in the model with so many layers the hidden size divided by the heads."""
-    variants: Mapping[str, Architecture] = field(default_factory=dict)
-    """Other networks in files of this architecture: those that say this, and do not say 0."""
+    attends_to_latents: bool = False
+    """Keys and values are made of latents, and only a part of each key is rotated."""
+    variants: Mapping[str | tuple[str, int], Architecture] = field(default_factory=dict)
+    """Other networks in files of this architecture: those that say this, and do not say 0, or say this number."""
 
     @property
     def layer_names(self) -> dict[str, str]:
@@ -105,5 +128,10 @@ class Architecture:
 
     @property
     def neutral_values(self) -> dict[str, Value]:
-        known = {**self.needed_keys, **self.optional_keys}
-        return {key: value for key, value in {**NEUTRAL, **self.neutral}.items() if key not in known}
+        return {key: value for key, value in {**NEUTRAL, **self.neutral}.items() if key not in self.known_keys}
+
+    @property
+    def known_keys(self) -> set[str]:
+        """Beside those of every architecture."""
+        divided = {key for keys in self.quotients.values() for key in keys}
+        return {*self.needed_keys, *self.optional_keys, *divided, *self.told_by_tensors}

@@ -6,45 +6,44 @@ Each row says what llama.cpp's conversion of such a checkpoint writes, and what 
 from __future__ import annotations
 
 from inflight.errors import ConfigurationError
-from inflight.gguf.architecture import Architecture, Windows
+from inflight.gguf.architecture import LAYER_NORM, Q_BIAS, Architecture, Windows
+from inflight.gguf.experts import (
+    CHOICE_BIAS,
+    EXPERT_GROUPS,
+    EXPERTS,
+    LOCAL_EXPERTS,
+    MIXTRAL_EXPERTS,
+    QWEN_EXPERTS,
+    ROUTED_EXPERTS,
+    SHARED_EXPERT,
+    SHARED_EXPERTS,
+    SIGMOID,
+    SOFTMAX,
+)
+from inflight.gguf.hybrids import (
+    DELTA_NET,
+    DELTA_NET_MOE,
+    FALCON_H1,
+    GRANITE_4,
+    GRANITE_SCALES,
+    LFM2,
+    LFM2_MOE,
+    NEMOTRON_H,
+    NEMOTRON_H_MOE,
+    QWEN3_NEXT,
+)
+from inflight.gguf.latents import DEEPSEEK
 from inflight.gguf.metadata import Metadata
 
 ARCHITECTURE = "general.architecture"
 
-Q_BIAS, O_BIAS, DOWN_BIAS = "self_attn.q_proj.bias", "self_attn.o_proj.bias", "mlp.down_proj.bias"
-LAYER_NORM = "attention.layer_norm_epsilon"
+O_BIAS, DOWN_BIAS = "self_attn.o_proj.bias", "mlp.down_proj.bias"
 GELU_TANH = "gelu_pytorch_tanh"
 NORMS_BEHIND = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 GEMMA_NORMS = {**NORMS_BEHIND, "ffn_norm": "pre_feedforward_layernorm"}
-SOFTMAX, SIGMOID = 1, 2
-"""Values of expert_gating_func."""
-MIXTRAL_EXPERTS = {
-    "ffn_gate_exps": ("block_sparse_moe.experts.{expert}.w1",),
-    "ffn_up_exps": ("block_sparse_moe.experts.{expert}.w3",),
-    "ffn_gate_up_exps": ("block_sparse_moe.experts.{expert}.w1", "block_sparse_moe.experts.{expert}.w3"),
-    "ffn_down_exps": ("block_sparse_moe.experts.{expert}.w2",),
-}
-EXPERTS = {
-    "ffn_gate_exps": ("mlp.experts.{expert}.gate_proj",),
-    "ffn_up_exps": ("mlp.experts.{expert}.up_proj",),
-    "ffn_gate_up_exps": ("mlp.experts.{expert}.gate_proj", "mlp.experts.{expert}.up_proj"),
-    "ffn_down_exps": ("mlp.experts.{expert}.down_proj",),
-}
-LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-QWEN_EXPERTS = {
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-}
-GRANITE_SCALES = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
 SOFT_CAPS = {"final_logit_softcapping": "final_logit_softcapping"}
 
 MISTRAL = Architecture(
@@ -78,19 +77,16 @@ ARCHITECTURES = {
     "qwen2moe": Architecture(
         network="Qwen2MoeForCausalLM",
         model_type="qwen2_moe",
-        names={
-            "ffn_gate_inp": "mlp.gate",
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-            "ffn_up_shexp": "mlp.shared_expert.up_proj",
-            "ffn_down_shexp": "mlp.shared_expert.down_proj",
-        },
+        names=SHARED_EXPERT,
         experts=EXPERTS,
         keys={**QWEN_EXPERTS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
         neutral={"expert_weights_norm": False, "expert_gating_func": SOFTMAX},
         flags={"qkv_bias": Q_BIAS},
         values={"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
     ),
+    "qwen35": DELTA_NET,
+    "qwen35moe": DELTA_NET_MOE,
+    "qwen3next": QWEN3_NEXT,
     "qwen3": Architecture(network="Qwen3ForCausalLM", model_type="qwen3"),
     "qwen3moe": Architecture(
         network="Qwen3MoeForCausalLM",
@@ -136,6 +132,7 @@ ARCHITECTURES = {
         neutral={"rope.scaling.finetuned": True, "expert_weights_norm": True, "expert_gating_func": SOFTMAX},
         flags={"attention_bias": Q_BIAS},
     ),
+    "granitehybrid": GRANITE_4,
     "gemma2": Architecture(
         network="Gemma2ForCausalLM",
         model_type="gemma2",
@@ -199,25 +196,15 @@ ARCHITECTURES = {
         network="Glm4MoeForCausalLM",
         model_type="glm4_moe",
         rotates_parts=True,
-        names={
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_gate_inp": "mlp.gate",
-            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-            "ffn_up_shexp": "mlp.shared_experts.up_proj",
-            "ffn_down_shexp": "mlp.shared_experts.down_proj",
-        },
-        whole_names={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        names={**SHARED_EXPERTS, "post_attention_norm": "post_attention_layernorm"},
+        whole_names=CHOICE_BIAS,
         experts=EXPERTS,
         keys={
-            "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_count": "n_shared_experts",
+            **ROUTED_EXPERTS,
             "expert_weights_scale": "routed_scaling_factor",
             "expert_weights_norm": "norm_topk_prob",
-            "leading_dense_block_count": "first_k_dense_replace",
         },
-        optional_keys={"expert_group_count": "n_group", "expert_group_used_count": "topk_group"},
+        optional_keys=EXPERT_GROUPS,
         neutral={"expert_gating_func": SIGMOID},
         flags={"attention_bias": Q_BIAS, "use_qk_norm": "self_attn.q_norm.weight"},
     ),
@@ -268,6 +255,12 @@ ARCHITECTURES = {
         rotates_neighbours=True,
         values={"hidden_act": "relu2"},
     ),
+    "deepseek2": DEEPSEEK,
+    "lfm2": LFM2,
+    "lfm2moe": LFM2_MOE,
+    "falcon-h1": FALCON_H1,
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h_moe": NEMOTRON_H_MOE,
     "nemotron": Architecture(
         network="NemotronForCausalLM",
         model_type="nemotron",
@@ -289,5 +282,9 @@ def find_architecture(metadata: Metadata) -> Architecture:
             f"{', '.join(ARCHITECTURES)}"
         )
     found = ARCHITECTURES[name]
-    variants = (variant for key, variant in found.variants.items() if metadata.whole_of_all(f"{name}.{key}", 0))
-    return next(variants, found)
+    for said, variant in found.variants.items():
+        key, wanted = (said, None) if isinstance(said, str) else said
+        number = metadata.whole_of_all(f"{name}.{key}", 0)
+        if number and wanted in (None, number):
+            return variant
+    return found

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from inflight.errors import ConfigurationError
 from inflight.gguf.architecture import Architecture
 from inflight.gguf.architectures import ARCHITECTURE, find_architecture
 from inflight.gguf.file import GgufFile
+from inflight.gguf.rotary import LATENT_KEYS as LATENT_ROPE_KEYS
 from inflight.gguf.rotary import SUPPORTED_KEYS as ROPE_KEYS
 from inflight.gguf.rotary import rope_parameters
 from inflight.gguf.tensor_types import BF16, F16, F32, FLOATS, NOT_READ, TensorType
@@ -56,16 +59,18 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     whole = file.metadata.whole
     num_heads = file.metadata.whole_of_all(f"{prefix}.attention.head_count")
     hidden_size = whole(f"{prefix}.embedding_length")
-    head_dim = _head_dim(file, prefix, hidden_size, num_heads)
+    latents = _latents(file, prefix) if architecture.attends_to_latents else {}
+    head_dim = latents.get("head_dim") or _head_dim(file, prefix, hidden_size, num_heads)
     rotary_dim = whole(f"{prefix}.rope.dimension_count", head_dim)
     num_layers = num_computed_layers(file.metadata)
+    inner_names = {found[1] for name in tensors if (found := re.fullmatch(rf"{architecture.layers}\.\d+\.(.+)", name))}
     values: dict[str, Any] = {
         "architectures": [architecture.network],
         "model_type": architecture.model_type,
         "dtype": _dtype(file),
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
-        "intermediate_size": file.metadata.whole_of_all(f"{prefix}.feed_forward_length"),
+        "intermediate_size": _intermediate_size(file, prefix),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": file.metadata.whole_of_all(f"{prefix}.attention.head_count_kv", num_heads),
@@ -74,8 +79,11 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "hidden_act": "silu",
         "tie_word_embeddings": "lm_head.weight" not in tensors,
         "rope_parameters": rope_parameters(file, architecture, prefix, rotary_dim),
+        **latents,
+        **architecture.defaults,
         **_named_options(file, architecture, prefix),
-        **{flag: f"model.layers.0.{name}" in tensors for flag, name in architecture.flags.items()},
+        **{flag: name in inner_names for flag, name in architecture.flags.items()},
+        **{key: _kinds(file, kinds, num_layers) for key, kinds in architecture.kinds.items()},
         **_windows(file, architecture, prefix, num_layers),
         **architecture.values,
     }
@@ -95,7 +103,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
 
 def _refuse_unknown_keys(file: GgufFile, architecture: Architecture, prefix: str) -> None:
     neutral = architecture.neutral_values
-    supported = SUPPORTED_KEYS | architecture.needed_keys.keys() | architecture.optional_keys.keys() | neutral.keys()
+    supported = SUPPORTED_KEYS | architecture.known_keys | neutral.keys()
+    if architecture.attends_to_latents:
+        supported |= {"attention.key_length_mla", "attention.value_length_mla", *LATENT_ROPE_KEYS}
     unknown = [key for key in file.metadata.keys_below(f"{prefix}.") if key.removeprefix(f"{prefix}.") not in supported]
     if unknown:
         raise ConfigurationError(
@@ -112,8 +122,57 @@ def _refuse_unknown_keys(file: GgufFile, architecture: Architecture, prefix: str
 def _named_options(file: GgufFile, architecture: Architecture, prefix: str) -> dict[str, Any]:
     """Values that the file has under names of its own."""
     given = {key: name for key, name in architecture.optional_keys.items() if f"{prefix}.{key}" in file.metadata}
+    named = {**architecture.needed_keys, **given}
     return {
-        name: file.metadata.scalar(f"{prefix}.{key}") for key, name in {**architecture.needed_keys, **given}.items()
+        **{name: file.metadata.scalar(f"{prefix}.{key}") for key, name in named.items()},
+        **{name: _quotient(file, prefix, *keys) for name, keys in architecture.quotients.items()},
+    }
+
+
+def _quotient(file: GgufFile, prefix: str, dividend: str, divisor: str) -> int:
+    sizes = [file.metadata.whole(f"{prefix}.{key}") for key in (dividend, divisor)]
+    if min(sizes) < 1 or sizes[0] % sizes[1]:
+        raise ConfigurationError(
+            f"{file.path}: {prefix}.{divisor} ({sizes[1]}) must divide {prefix}.{dividend} ({sizes[0]})"
+        )
+    return sizes[0] // sizes[1]
+
+
+def _kinds(file: GgufFile, kinds: Mapping[str, str], num_layers: int) -> list[str]:
+    """Of each layer, after the first of these tensors that it has."""
+    found = []
+    for layer in range(num_layers):
+        names = (kind for stem, kind in kinds.items() if f"blk.{layer}.{stem}.weight" in file.tensors)
+        kind = next(names, None)
+        if kind is None:
+            raise ConfigurationError(f"{file.path}: layer {layer} has none of the tensors {', '.join(kinds)}")
+        found.append(kind)
+    return found
+
+
+def _intermediate_size(file: GgufFile, prefix: str) -> int:
+    """Of experts where no layer has another feed-forward."""
+    of_experts = f"{prefix}.expert_feed_forward_length"
+    default = file.metadata.whole(of_experts) if of_experts in file.metadata else None
+    return file.metadata.whole_of_all(f"{prefix}.feed_forward_length", default)
+
+
+def _latents(file: GgufFile, prefix: str) -> dict[str, Any]:
+    """Sizes of attention to latents. Files that have one matrix for keys and values of all heads say a head's sizes
+    where others say a latent's."""
+    rotated = file.metadata.whole(f"{prefix}.rope.dimension_count")
+    of_key, of_value = (
+        file.metadata.whole(f"{prefix}.attention.{name}_length_mla")
+        if f"{prefix}.attention.{name}_length_mla" in file.metadata
+        else file.metadata.whole(f"{prefix}.attention.{name}_length")
+        for name in ("key", "value")
+    )
+    return {
+        "num_key_value_heads": file.metadata.whole_of_all(f"{prefix}.attention.head_count"),
+        "head_dim": rotated,
+        "qk_nope_head_dim": of_key - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": of_value,
     }
 
 

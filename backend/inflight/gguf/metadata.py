@@ -39,10 +39,10 @@ class Metadata:
         return value
 
     def whole_of_all(self, key: str, default: int | None = None) -> int:
-        """Likewise, or a list of equal numbers, one for each layer."""
+        """Likewise, or a list of equal numbers, one for each layer, with 0 for a layer that has none."""
         value = self._find(key, default)
-        if type(value) is tuple and len(set(value)) == 1:
-            value = value[0]
+        if type(value) is tuple and len(found := set(value) - {0} or {0}) == 1:
+            (value,) = found
         if type(value) is tuple:
             raise ConfigurationError(f"{self.path}: {key} differs between layers, which is not supported")
         if type(value) is not int:

@@ -38,6 +38,8 @@ SUPPORTED_KEYS = (
     "rope.scaling.yarn_beta_slow",
     "rope.scaling.yarn_ext_factor",
 )
+LATENT_KEYS = ("rope.scaling.yarn_log_multiplier",)
+"""Those of attention to latents beside them."""
 """Below the architecture's name."""
 
 
@@ -45,6 +47,10 @@ def rope_parameters(file: GgufFile, architecture: Architecture, prefix: str, rot
     """`prefix`: of the metadata's keys; `rotary_dim`: elements of a head that are rotated. Raises
     ConfigurationError."""
     full = {**_of_all(file, f"{prefix}.rope", rotary_dim), **architecture.rope_values}
+    if architecture.attends_to_latents and full["rope_type"] == "yarn":
+        # A tenth of what the scale of scores is made of. In published models both are equal.
+        factor = 10 * file.metadata.number(f"{prefix}.rope.scaling.yarn_log_multiplier")
+        full |= {"mscale": factor, "mscale_all_dim": factor}
     key, windows = f"{prefix}.rope.freq_base_swa", architecture.windows
     theta = full["rope_theta"]
     if windows is None or not windows.own_rope:

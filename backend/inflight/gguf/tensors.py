@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 
 from inflight.errors import ConfigurationError
-from inflight.gguf.architecture import Architecture
 from inflight.gguf.architectures import ARCHITECTURE, find_architecture
 from inflight.gguf.file import GgufFile, TensorInfo
 from inflight.gguf.metadata import Metadata
+from inflight.gguf.orders import Order, OrderOf, turned_keys, turned_queries
 from inflight.gguf.rotary import FACTORS
 
 EMBEDDING = "token_embd.weight"
@@ -19,9 +21,25 @@ EXPERT = re.compile(r"(.+)\.(\d+)", re.ASCII)
 """Within a layer: in files of 2023 each expert has a tensor of its own."""
 STACKED = "{}_exps"
 """What one tensor with all of them, of a dimension more, is called since."""
-QUERIES, KEYS = "attn_q", "attn_k"
+TURNED = {"attn_q": turned_queries, "attn_k": turned_keys}
+LATENT_KEYS = "attn_k_b"
+"""The matrix of each head that makes keys of latents, whose columns are rows in transformers."""
+GATED_NORM = "ssm_norm"
+DECAYS = "ssm_a"
+VECTORS = frozenset({DECAYS, "ssm_d", GATED_NORM})
+"""Matrices in some files, of as many elements."""
 ROWS = frozenset({"ffn_gate_inp_shexp"})
 """Matrices of one row, which are vectors in some files."""
+CONVOLUTIONS = frozenset({"ssm_conv1d", "shortconv.conv"})
+"""Their weights have one dimension more, of 1, in the middle."""
+
+
+class Change(Enum):
+    """What the file has of a tensor's numbers."""
+
+    PLUS_ONE = auto()
+    NEGATIVE_EXPONENTIAL = auto()
+    """-exp of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,42 +47,43 @@ class NamedTensor:
     """A tensor of a checkpoint of transformers, and what of the file it is."""
 
     info: TensorInfo
-    num_heads: int = 0
-    """Heads whose rows are in llama.cpp's order, in which the halves of a head alternate; 0 = rows are in order."""
+    shape: tuple[int, ...]
+    """In transformers."""
+    order: Order | None = None
+    """Of the rows of the whole matrix, or the elements of a vector; None = the same in both."""
+    column_order: Order | None = None
     expert: int | None = None
     """Which matrix of the file's tensor it is; None = the whole tensor."""
     part: int = 0
-    """Of the `num_parts` equal ones of the rows."""
+    """Of the `num_parts` equal ones of the rows, in transformers' order."""
     num_parts: int = 1
-    is_row: bool = False
-    """Whether it is a matrix of one row."""
-    adds_one: bool = False
-    """Whether the file has its elements plus 1."""
+    is_turned: bool = False
+    """Whether each of several matrices has columns of the file as rows."""
+    change: Change | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedTensors:
+    """A tensor of a checkpoint of transformers that has the rows of several of the file's, for each of `num_turns`
+    equal parts those of all of them."""
+
+    tensors: tuple[NamedTensor, ...]
+    num_turns: int = 1
+
+    @property
+    def info(self) -> TensorInfo:
+        """Of the first."""
+        return self.tensors[0].info
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape = self.info.shape if self.expert is None else self.info.shape[1:]
-        if self.is_row:
-            return (1, *shape[-1:])
-        return (shape[0] // self.num_parts, *shape[1:])
+        return (sum(tensor.shape[0] for tensor in self.tensors), *self.tensors[0].shape[1:])
 
 
-def named_tensors(file: GgufFile) -> dict[str, NamedTensor]:
+def named_tensors(file: GgufFile) -> dict[str, NamedTensor | JoinedTensors]:
     """A tensor that the architecture does not have keeps the name that it has in the file. Those of layers behind the
     last one that is computed are left out. Raises ConfigurationError."""
-    architecture, num_layers = find_architecture(file.metadata), num_computed_layers(file.metadata)
-    found: dict[str, NamedTensor] = {}
-    for info in file.tensors.values():
-        layer = LAYER.match(info.name)
-        if layer and int(layer[1]) >= num_layers:
-            continue
-        for name, tensor in _named(file, architecture, info):
-            if name in found:
-                raise ConfigurationError(
-                    f"{file.path}: the tensors {found[name].info.name} and {info.name} are both {name} of the model"
-                )
-            found[name] = tensor
-    return found
+    return _Naming(file).all()
 
 
 def num_computed_layers(metadata: Metadata) -> int:
@@ -73,61 +92,136 @@ def num_computed_layers(metadata: Metadata) -> int:
     return metadata.whole(f"{prefix}.block_count") - metadata.whole(f"{prefix}.nextn_predict_layers", 0)
 
 
-def _named(file: GgufFile, architecture: Architecture, info: TensorInfo) -> Iterator[tuple[str, NamedTensor]]:
-    if info.name == FACTORS:  # in config.json
-        return
-    stem, dot, kind = info.name.rpartition(".")
-    found = LAYER.fullmatch(stem)
-    if kind not in ("weight", "bias") or not (found or stem in architecture.top_names):
-        yield info.name, NamedTensor(info)
-    elif found is None:
-        yield f"{architecture.top_names[stem]}{dot}{kind}", NamedTensor(info, adds_one=_adds_one(architecture, info))
-    else:
-        for name, tensor in _named_of_layer(file, architecture, info, found[2], f"{dot}{kind}"):
-            yield name if name == info.name else f"model.layers.{found[1]}.{name}", tensor
+class _Naming:
+    """Of one file's tensors."""
 
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self._architecture = find_architecture(file.metadata)
+        self._prefix = file.metadata.text(ARCHITECTURE)
+        self._joined = {
+            stem: (name, stems) for name, stems in self._architecture.joined_names.items() for stem in stems
+        }
 
-def _named_of_layer(
-    file: GgufFile, architecture: Architecture, info: TensorInfo, stem: str, ending: str
-) -> Iterator[tuple[str, NamedTensor]]:
-    """Names relative to the layer."""
-    one = EXPERT.fullmatch(stem)
-    if whole := architecture.whole_names.get(f"{stem}{ending}"):
-        yield whole, NamedTensor(info)
-    elif stem in architecture.experts and len(info.shape) == (3 if ending == ".weight" else 2):
-        names = architecture.experts[stem]
-        if info.shape[1] % len(names):
-            raise ConfigurationError(f"{file.path}: the rows of {info.name} cannot be those of {len(names)} matrices")
-        for expert in range(info.shape[0]):
-            for part, name in enumerate(names):
-                tensor = NamedTensor(info, expert=expert, part=part, num_parts=len(names))
-                yield f"{name.format(expert=expert)}{ending}", tensor
-    elif one and len(names := architecture.experts.get(STACKED.format(one[1]), ())) == 1:
-        yield f"{names[0].format(expert=int(one[2]))}{ending}", NamedTensor(info)
-    elif stem in architecture.layer_names:
-        tensor = NamedTensor(
+    def all(self) -> dict[str, NamedTensor | JoinedTensors]:
+        num_layers = num_computed_layers(self._file.metadata)
+        found: dict[str, NamedTensor | JoinedTensors] = {}
+        for info in self._file.tensors.values():
+            layer = LAYER.fullmatch(info.name)
+            if info.name == FACTORS or (layer and int(layer[1]) >= num_layers):  # the factors are in config.json
+                continue
+            for name, tensor in self._of_layer(info, int(layer[1]), layer[2]) if layer else self._outside(info):
+                if name in found:
+                    raise ConfigurationError(
+                        f"{self._file.path}: the tensors {found[name].info.name} and {info.name} are both {name} of "
+                        "the model"
+                    )
+                found[name] = tensor
+        return found
+
+    def _outside(self, info: TensorInfo) -> Iterator[tuple[str, NamedTensor]]:
+        stem, dot, kind = info.name.rpartition(".")
+        name = self._architecture.top_names.get(stem)
+        if name is None or kind not in ("weight", "bias"):
+            yield info.name, NamedTensor(info, info.shape)
+        else:
+            yield f"{name}{dot}{kind}", self._tensor(info, stem)
+
+    def _of_layer(self, info: TensorInfo, layer: int, inner: str) -> Iterator[tuple[str, NamedTensor | JoinedTensors]]:
+        """`inner`: its name in the layer."""
+        stem, dot, kind = inner.rpartition(".")
+        if whole := self._architecture.whole_names.get(inner):
+            yield f"{self._architecture.layers}.{layer}.{whole}", self._tensor(info, stem or inner)
+            return
+        named = self._by_stem(info, layer, stem, f"{dot}{kind}") if kind in ("weight", "bias") else ()
+        is_named = False
+        for name, tensor in named:
+            is_named = True
+            yield f"{self._architecture.layers}.{layer}.{name}{dot}{kind}", tensor
+        if not is_named and stem not in self._joined:
+            yield info.name, NamedTensor(info, info.shape)
+
+    def _by_stem(
+        self, info: TensorInfo, layer: int, stem: str, ending: str
+    ) -> Iterator[tuple[str, NamedTensor | JoinedTensors]]:
+        """Names without ending, relative to the layer; none for what the architecture does not have."""
+        architecture, one = self._architecture, EXPERT.fullmatch(stem)
+        if stem in self._joined:
+            name, stems = self._joined[stem]
+            tensors = self._joined_tensors(layer, stems, ending)
+            if stem == stems[0]:
+                yield name, tensors
+        elif names := architecture.shared_names.get(stem):
+            yield from self._parts(names, self._tensor(info, stem))
+        elif stem in architecture.experts and len(info.shape) == (3 if ending == ".weight" else 2):
+            whole = NamedTensor(info, info.shape[1:])
+            for expert in range(info.shape[0]):
+                names = tuple(name.format(expert=expert) for name in architecture.experts[stem])
+                yield from self._parts(names, replace(whole, expert=expert))
+        elif one and len(of_one := architecture.experts.get(STACKED.format(one[1]), ())) == 1:
+            yield of_one[0].format(expert=int(one[2])), NamedTensor(info, info.shape)
+        elif stem in architecture.layer_names:
+            yield architecture.layer_names[stem], self._tensor(info, stem)
+
+    def _parts(self, names: Sequence[str], tensor: NamedTensor) -> Iterator[tuple[str, NamedTensor]]:
+        """Equal ones of the rows."""
+        num_rows = tensor.shape[0]
+        if num_rows % len(names):
+            raise ConfigurationError(
+                f"{self._file.path}: the rows of {tensor.info.name} cannot be those of {len(names)} matrices"
+            )
+        shape = (num_rows // len(names), *tensor.shape[1:])
+        for part, name in enumerate(names):
+            yield name, replace(tensor, shape=shape, part=part, num_parts=len(names))
+
+    def _joined_tensors(self, layer: int, stems: Sequence[str], ending: str) -> JoinedTensors:
+        names = [f"blk.{layer}.{stem}{ending}" for stem in stems]
+        for name in names:
+            if name not in self._file.tensors:
+                raise ConfigurationError(f"{self._file.path} has no tensor {name}, which belongs to {names}")
+        tensors = tuple(self._stacked(self._file.tensors[name], stem) for name, stem in zip(names, stems, strict=True))
+        num_turns = {tensor.info.shape[0] for tensor in tensors if len(tensor.info.shape) == 3} or {1}
+        if len(num_turns) > 1 or len({tensor.shape[1:] for tensor in tensors}) > 1:
+            raise ConfigurationError(f"{self._file.path}: the tensors {', '.join(names)} have shapes that do not agree")
+        return JoinedTensors(tensors, num_turns.pop())
+
+    def _stacked(self, info: TensorInfo, stem: str) -> NamedTensor:
+        """The rows of all its matrices."""
+        *matrices, num_rows, num_columns = (1, *info.shape) if len(info.shape) == 1 else info.shape
+        is_turned = stem == LATENT_KEYS
+        if is_turned:
+            num_rows, num_columns = num_columns, num_rows
+        return NamedTensor(info, (math.prod(matrices) * num_rows, num_columns), is_turned=is_turned)
+
+    def _tensor(self, info: TensorInfo, stem: str) -> NamedTensor:
+        architecture, shape = self._architecture, info.shape
+        if stem in VECTORS:
+            shape = (math.prod(shape),)
+        elif stem in ROWS:
+            shape = (1, shape[-1])
+        elif stem in CONVOLUTIONS and len(shape) == 2:
+            shape = (shape[0], 1, shape[1])
+        turned = TURNED if architecture.rotates_neighbours else {}
+        change = None
+        if stem == DECAYS:
+            change = Change.NEGATIVE_EXPONENTIAL
+        elif architecture.adds_one and info.name.endswith("norm.weight") and stem != GATED_NORM:
+            change = Change.PLUS_ONE
+        return NamedTensor(
             info,
-            num_heads=_num_heads(file, architecture, stem, info),
-            is_row=stem in ROWS,
-            adds_one=_adds_one(architecture, info),
+            shape,
+            order=self._order({**turned, **architecture.orders}, stem, info, 0),
+            column_order=self._order(architecture.column_orders, stem, info, -1),
+            change=change,
         )
-        yield f"{architecture.layer_names[stem]}{ending}", tensor
-    else:
-        yield info.name, NamedTensor(info)
 
-
-def _adds_one(architecture: Architecture, info: TensorInfo) -> bool:
-    return architecture.adds_one and info.name.endswith("norm.weight")
-
-
-def _num_heads(file: GgufFile, architecture: Architecture, name: str, info: TensorInfo) -> int:
-    if not architecture.rotates_neighbours or name not in (QUERIES, KEYS):
-        return 0
-    prefix = f"{file.metadata.text(ARCHITECTURE)}.attention.head_count"
-    num_heads = file.metadata.whole_of_all(prefix)
-    if name == KEYS:
-        num_heads = file.metadata.whole_of_all(f"{prefix}_kv", num_heads)
-    num_rows = info.shape[0]
-    if num_heads < 1 or num_rows % (2 * num_heads):
-        raise ConfigurationError(f"{file.path}: the {num_rows} rows of {info.name} are not those of {num_heads} heads")
-    return num_heads
+    def _order(self, orders: Mapping[str, OrderOf], stem: str, info: TensorInfo, axis: int) -> Order | None:
+        if stem not in orders:
+            return None
+        order, size = orders[stem](self._file.metadata, self._prefix), info.shape[axis]
+        if order.size != size:
+            what = "columns" if axis else "rows"
+            raise ConfigurationError(
+                f"{self._file.path}: the {size} {what} of {info.name} are not the {order.size} that its metadata say"
+            )
+        return order

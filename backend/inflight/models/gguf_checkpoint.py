@@ -16,10 +16,10 @@ from inflight.checkpoint_files import GGUF
 from inflight.errors import ConfigurationError
 from inflight.gguf.file import GgufFile
 from inflight.gguf.parts import linked_files
-from inflight.gguf.tensors import NamedTensor, named_tensors
+from inflight.gguf.tensors import JoinedTensors, NamedTensor, named_tensors
 from inflight.models.checkpoint import FLOAT_DTYPES, Checkpoint
 from inflight.models.formats.coded import Coding
-from inflight.models.gguf_tensor import GgufTensor
+from inflight.models.gguf_tensor import FLOATS, AnyTensor, open_tensor
 from inflight.models.usable_values import why_unusable
 from inflight_kernels.matmul.coded_weight import CodedWeight
 
@@ -67,9 +67,9 @@ class GgufCheckpoint(Checkpoint):
             part = target[first : first + num_rows]
             super().copy_into(part, name, shape, (starts[0] + first, *starts[1:]), dtypes, added, times)
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> GgufTensor:
+    def matrix(self, name: str, shape: tuple[int, int]) -> AnyTensor:
         """Tensor `name`, which must have this shape, whatever its type."""
-        found: GgufTensor = self._slice(name, shape, FLOAT_DTYPES)
+        found: AnyTensor = self._slice(name, shape, FLOAT_DTYPES)
         return found
 
     def copy_codes(self, target: CodedWeight, coding: Coding, name: str, rows: range, columns: range) -> None:
@@ -90,10 +90,10 @@ class GgufCheckpoint(Checkpoint):
 
     def note_dense(self, name: str) -> None:
         """The quantised matrix `name` of a product is kept as floats, which the log tells in the end."""
-        self._made_dense.add(self._tensor(name).type.name)
+        self._made_dense |= {kind.name for kind in self._tensor(name).types if kind not in FLOATS}
 
-    def _tensor(self, name: str) -> GgufTensor:
-        found: GgufTensor = self._open(self._file_of[name]).get_slice(name)
+    def _tensor(self, name: str) -> AnyTensor:
+        found: AnyTensor = self._open(self._file_of[name]).get_slice(name)
         return found
 
     def _locate(self) -> dict[str, str]:
@@ -106,12 +106,12 @@ class GgufCheckpoint(Checkpoint):
 class _Handle:
     """What safetensors calls an open file."""
 
-    def __init__(self, file: GgufFile, tensors: dict[str, NamedTensor]) -> None:
+    def __init__(self, file: GgufFile, tensors: dict[str, NamedTensor | JoinedTensors]) -> None:
         self._file = file
         self._tensors = tensors
 
-    def get_slice(self, name: str) -> GgufTensor:
-        return GgufTensor(self._file, self._tensors[name])
+    def get_slice(self, name: str) -> AnyTensor:
+        return open_tensor(self._file, self._tensors[name])
 
     def get_tensor(self, name: str) -> Tensor:
         return self.get_slice(name)[...]

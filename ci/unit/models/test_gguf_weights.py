@@ -90,7 +90,13 @@ def test_so_they_multiply_those_of_k_quants(name: str, kind: GGMLQuantizationTyp
 
 
 @needs_compiler
-@pytest.mark.parametrize("name", ["gemma3", "gpt-oss", "glm4-moe", "granite-moe", "qwen2-moe", "cohere2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gemma3", "gpt-oss", "glm4-moe", "granite-moe", "qwen2-moe", "cohere2"),
+        *("qwen3_5", "qwen3-next", "deepseek-v3", "lfm2-moe", "granite-hybrid-moe", "nemotron-3", "falcon-h1"),
+    ],
+)
 def test_so_they_multiply_those_of_networks_with_more_parts(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

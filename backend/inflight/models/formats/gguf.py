@@ -19,7 +19,6 @@ from inflight.models.formats.dense import DenseFormat, copy_values
 from inflight.models.formats.format import Block, Target, shape_of
 from inflight.models.ggml_codes import GROUP_SIZE, common_coding
 from inflight.models.gguf_checkpoint import GgufCheckpoint
-from inflight.models.gguf_tensor import FLOATS
 from inflight_kernels.matmul.coded_weight import CodedWeight
 from inflight_kernels.moe import ExpertWeights
 
@@ -68,9 +67,8 @@ def _kept_coding(checkpoint: Checkpoint, blocks: Sequence[Block], target: Target
     kinds = _types(checkpoint, blocks)
     coding = _coding(blocks, kinds) if target.keeps_codes else None
     if coding is None:
-        for block, kind in zip(blocks, kinds, strict=True):
-            if kind not in FLOATS:
-                _of_gguf(checkpoint).note_dense(f"{block.name}.weight")
+        for block in blocks:
+            _of_gguf(checkpoint).note_dense(f"{block.name}.weight")
     return coding
 
 
@@ -80,10 +78,11 @@ def _coding(blocks: Sequence[Block], kinds: Sequence[TensorType]) -> Coding | No
 
 
 def _types(checkpoint: Checkpoint, blocks: Sequence[Block]) -> list[TensorType]:
-    """Of their tensors, which must have the right shapes."""
+    """Of their tensors' rows; the tensors must have the right shapes."""
     shapes = [(block.num_outputs, block.num_inputs) for block in blocks]
     names = [f"{block.name}.weight" for block in blocks]
-    return [_of_gguf(checkpoint).matrix(*each).type for each in zip(names, shapes, strict=True)]
+    found = [_of_gguf(checkpoint).matrix(*each).types for each in zip(names, shapes, strict=True)]
+    return [kind for kinds in found for kind in kinds]
 
 
 def _of_gguf(checkpoint: Checkpoint) -> GgufCheckpoint:
