@@ -29,6 +29,7 @@ LEARNED = [
     "Ärger über Straßen; naïve café — 3.14159 and 1,000,000.\r\n\r\n",
     "Привет, мир! こんにちは世界。 안녕하세요 세계 مرحبا",
     "HTTPServer getURLFor userID XMLHttpRequest O'Neill I'LL WE'VE https://example.org/a/b//c",
+    "हिन्दी में का की के",
 ]
 TEXTS = [
     *LEARNED,
@@ -37,6 +38,7 @@ TEXTS = [
     "   two  spaces and a tab\tand\n \n  lines\n\n",
     "the cats' 7 lives, 77 lives, 777 lives, 7777777 lives",
     "e\u0301 is \u00e9, \ufb01 too",
+    "का.foo की*bar #tag /path 12世界かな34カナ",
     "unseen: 🙂 \u2603 ޖ ꙮ \x00\x7f",
     "<|start|>the cat<|end|> sat <tool> on<|end|>",
     "<|start|> <|start|>\n",
@@ -50,28 +52,38 @@ PLAIN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-WORDS: dict[str, str | None] = {
-    "llama-bpe": PLAIN.replace("DIGITS", "{1,3}"),
-    "dbrx": PLAIN.replace("DIGITS", "{1,3}"),
-    "qwen2": PLAIN.replace("DIGITS", ""),
-    "tekken": CASED.replace("DIGITS", "").replace("CONTRACTION", ""),
-    "gpt-4o": CASED.replace("DIGITS", "{1,3}").replace("CONTRACTION", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"),
-    "gpt-2": None,
-    "smollm": None,
+DEEPSEEK = (
+    r"\p{N}{1,3}",
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+)
+WORDS: dict[str, tuple[str, ...]] = {
+    "llama-bpe": (PLAIN.replace("DIGITS", "{1,3}"),),
+    "dbrx": (PLAIN.replace("DIGITS", "{1,3}"),),
+    "qwen2": (PLAIN.replace("DIGITS", ""),),
+    "tekken": (CASED.replace("DIGITS", "").replace("CONTRACTION", ""),),
+    "gpt-4o": (CASED.replace("DIGITS", "{1,3}").replace("CONTRACTION", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"),),
+    "qwen35": (
+        PLAIN.replace("DIGITS", "").replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}"),
+    ),
+    "deepseek-v3": DEEPSEEK,
+    "gpt-2": (),
+    "smollm": (),
 }
-"""Expressions of the published tokenizer.json of Llama 3, Phi-4, Qwen2, Mistral Nemo and Phi-4-mini."""
+"""Expressions of the published tokenizer.json of Llama 3, Phi-4, Qwen2, Mistral Nemo, Phi-4-mini, Qwen3.5 and
+DeepSeek-V3."""
 
 
 def original(division: str) -> tokenizers.Tokenizer:
     """A small tokenizer of this kind, trained here."""
     found = tokenizers.Tokenizer(models.BPE(ignore_merges=division in ("llama-bpe", "tekken")))
-    pattern = WORDS[division]
-    parts: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern is None)]
-    if pattern is not None:
-        parts.insert(0, pre_tokenizers.Split(Regex(pattern), "isolated"))
+    patterns = WORDS[division]
+    parts: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns))
     if division == "smollm":
         parts.insert(0, pre_tokenizers.Digits(individual_digits=True))
-    if division == "qwen2":
+    if division in ("qwen2", "qwen35"):
         found.normalizer = normalizers.NFC()
     found.pre_tokenizer = pre_tokenizers.Sequence(parts)
     found.decoder = decoders.ByteLevel()
@@ -105,7 +117,7 @@ def test_other_divisions_have_other_tokens(tmp_path: Path) -> None:
     tokens = set()
     for division in WORDS:
         path = tmp_path / f"{division}.gguf"
-        write_tokenizer(path, original("gpt-2"), "gpt2", division, add_bos_token=False)
+        write_tokenizer(path, original("deepseek-v3"), "gpt2", division, add_bos_token=False)
         found = read(path)
         tokens.add(str([found.encode(text).ids for text in TEXTS]))
     # Phi-4's differs from Llama 3's in known words only.
