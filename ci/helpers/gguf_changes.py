@@ -47,12 +47,15 @@ def parts_of(config: Any, key: str, tensor: Tensor) -> dict[str, Tensor]:
         return _of_gpt_oss(key, tensor)
     elif kind == "granitemoehybrid" and "shared_mlp" in key:
         return _of_shared_mlp(key, tensor, "mlp.shared_expert" if config.num_local_experts else "mlp")
-    elif kind == "qwen3_next" and ("in_proj_qkvz" in key):
+    elif kind == "qwen3_next" and "in_proj_qkvz" in key:
         return _of_qwen3_next(config, key, tensor)
     elif "kv_b_proj" in key:
         by_head = tensor.view(config.num_attention_heads, -1, config.kv_lora_rank)
         keys, values = by_head.split([config.qk_nope_head_dim, config.v_head_dim], 1)
         return {key.replace("kv_b", "k_b"): keys.mT, key.replace("kv_b", "v_b"): values}
+    elif "query_key_value" in key:
+        by_head = tensor.view(config.num_attention_heads, 3, -1, *tensor.shape[1:])
+        return {key: by_head.transpose(0, 1).reshape(tensor.shape)}
     if kind in TILED and "linear_attn" in key:
         tensor = _tiled(config, key, tensor)
     return {_renamed(key): _reshaped(config, key, tensor)}

@@ -46,6 +46,9 @@ ARCHITECTURES = {
     "lfm2_moe": "lfm2moe",
     "granitemoehybrid": "granitehybrid",
     "falcon_h1": "falcon-h1",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "minimax_m2": "minimax-m2",
+    "gpt_neox": "gptneox",
 }
 """Of llama.cpp, where transformers' model_type has another name."""
 ROTATES_NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
@@ -260,8 +263,8 @@ def _write_metadata(writer: GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     attends = layers_that_attend(config)
-    num_heads = [config.num_key_value_heads * each for each in attends]
-    writer.add_head_count_kv(config.num_key_value_heads if all(attends) else num_heads)
+    of_keys = getattr(config, "num_key_value_heads", config.num_attention_heads)
+    writer.add_head_count_kv(of_keys if all(attends) else [of_keys * each for each in attends])
     epsilons = (getattr(config, name, None) for name in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"))
     of_layer_norm = next(filter(None, epsilons), getattr(config, "norm_eps", None))
     if of_layer_norm is None or config.model_type.startswith("lfm2"):

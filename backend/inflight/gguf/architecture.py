@@ -79,6 +79,8 @@ class Architecture:
     """Of the rows of a layer's tensors, where transformers has another one."""
     column_orders: Mapping[str, OrderOf] = field(default_factory=dict)
     """The same of columns."""
+    rows: frozenset[str] = frozenset({"ffn_gate_inp_shexp"})
+    """A layer's tensors that are matrices of one row in transformers, and vectors in some files."""
     experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tensors with all experts of a layer -> the names of one's, which share the rows."""
     keys: Mapping[str, str] = field(default_factory=dict)

@@ -34,6 +34,7 @@ from inflight.gguf.hybrids import (
 )
 from inflight.gguf.latents import DEEPSEEK
 from inflight.gguf.metadata import Metadata
+from inflight.gguf.orders import heads_with_all
 
 ARCHITECTURE = "general.architecture"
 
@@ -248,6 +249,70 @@ ARCHITECTURES = {
         network="Ernie4_5ForCausalLM",
         model_type="ernie4_5",
         flags={"use_bias": Q_BIAS},
+    ),
+    "ernie4_5-moe": Architecture(
+        network="Ernie4_5_MoeForCausalLM",
+        model_type="ernie4_5_moe",
+        names=SHARED_EXPERTS,
+        whole_names={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+        rows=frozenset({"exp_probs_b"}),
+        experts=EXPERTS,
+        keys={
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "moe_num_shared_experts",
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+        },
+        neutral={"expert_weights_norm": True, "expert_gating_func": SOFTMAX},
+        # The file has another one, which llama.cpp does not need.
+        told_by_tensors=frozenset({"expert_shared_feed_forward_length"}),
+        flags={"use_bias": Q_BIAS},
+        values={"moe_layer_end_index": -1},
+    ),
+    "minimax-m2": Architecture(
+        network="MiniMaxM2ForCausalLM",
+        model_type="minimax_m2",
+        rotates_parts=True,
+        names={"ffn_gate_inp": "block_sparse_moe.gate"},
+        whole_names={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
+        experts=MIXTRAL_EXPERTS,
+        keys={**LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
+        optional_keys={"rope.dimension_count": "rotary_dim"},
+        neutral={"expert_weights_norm": True, "expert_gating_func": SIGMOID},
+        flags={},
+    ),
+    "stablelm": Architecture(
+        network="StableLmForCausalLM",
+        model_type="stablelm",
+        rotates_parts=True,
+        norm_eps={LAYER_NORM: "layer_norm_eps"},
+        keys={"use_parallel_residual": "use_parallel_residual"},
+        flags={"use_qkv_bias": Q_BIAS},
+    ),
+    "gptneox": Architecture(
+        network="GPTNeoXForCausalLM",
+        model_type="gpt_neox",
+        rotates_parts=True,
+        layers="gpt_neox.layers",
+        top={
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "output": "embed_out",
+        },
+        names={
+            "attn_qkv": "attention.query_key_value",
+            "attn_output": "attention.dense",
+            "ffn_norm": "post_attention_layernorm",
+            "ffn_up": "mlp.dense_h_to_4h",
+            "ffn_down": "mlp.dense_4h_to_h",
+        },
+        orders={"attn_qkv": heads_with_all},
+        norm_eps={LAYER_NORM: "layer_norm_eps"},
+        keys={"use_parallel_residual": "use_parallel_residual"},
+        flags={"attention_bias": "attention.query_key_value.bias"},
+        values={"hidden_act": "gelu"},
     ),
     "arcee": Architecture(
         network="ArceeForCausalLM",

@@ -77,7 +77,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "head_dim": head_dim,
         "max_position_embeddings": whole(f"{prefix}.context_length"),
         "hidden_act": "silu",
-        "tie_word_embeddings": "lm_head.weight" not in tensors,
+        "tie_word_embeddings": f"{architecture.top_names['output']}.weight" not in tensors,
         "rope_parameters": rope_parameters(file, architecture, prefix, rotary_dim),
         **latents,
         **architecture.defaults,

@@ -55,6 +55,12 @@ def turned_keys(metadata: Metadata, prefix: str) -> Order:
     )
 
 
+def heads_with_all(metadata: Metadata, prefix: str) -> Order:
+    """Queries, keys and values in one matrix: the file has the queries of all heads first."""
+    num_heads, width = _num_heads(metadata, prefix), metadata.whole(f"{prefix}.embedding_length")
+    return Order((3, num_heads, width // max(num_heads, 1)), (1, 0, 2))
+
+
 def value_heads(metadata: Metadata, prefix: str) -> Order:
     """Of a DeltaNet: the file has the first of each key head, then the second of each."""
     return _by_key_heads(metadata, prefix, _quotient(metadata, prefix, "inner_size", "time_step_rank"))

@@ -28,8 +28,6 @@ GATED_NORM = "ssm_norm"
 DECAYS = "ssm_a"
 VECTORS = frozenset({DECAYS, "ssm_d", GATED_NORM})
 """Matrices in some files, of as many elements."""
-ROWS = frozenset({"ffn_gate_inp_shexp"})
-"""Matrices of one row, which are vectors in some files."""
 CONVOLUTIONS = frozenset({"ssm_conv1d", "shortconv.conv"})
 """Their weights have one dimension more, of 1, in the middle."""
 
@@ -197,7 +195,7 @@ class _Naming:
         architecture, shape = self._architecture, info.shape
         if stem in VECTORS:
             shape = (math.prod(shape),)
-        elif stem in ROWS:
+        elif stem in architecture.rows:
             shape = (1, shape[-1])
         elif stem in CONVOLUTIONS and len(shape) == 2:
             shape = (shape[0], 1, shape[1])
