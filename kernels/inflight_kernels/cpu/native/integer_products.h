@@ -28,15 +28,16 @@ struct IntegerRows {
   /// 64 inputs of all rows, 32 more than there are, before the next 64: what tiles load lies side by side. Behind the
   /// last input zeros.
   int8_t* values;
-  /// (num_rows, num_groups) each; `sums` are those of the values.
+  /// (num_rows, num_groups) each, with room for 32 rows more; `sums` are those of the values.
   float* scales;
   int32_t* sums;
 
   /// For the inputs of a matrix, taken from `pieces`.
   static IntegerRows take(int64_t num_rows, const Matrix& matrix, Pieces& pieces) {
-    const int64_t num_steps = ceil_div(matrix.num_inputs, INTEGER_STEP), count = num_rows * matrix.num_groups;
+    const int64_t num_steps = ceil_div(matrix.num_inputs, INTEGER_STEP), room = num_rows + ROWS_AT_ONCE;
+    const int64_t count = room * matrix.num_groups;
     // An odd number of lines: those of one row would take few places of the caches otherwise.
-    const int64_t step_bytes = ((num_rows + ROWS_AT_ONCE) | 1) * INTEGER_STEP;
+    const int64_t step_bytes = (room | 1) * INTEGER_STEP;
     return {num_rows,
             step_bytes,
             matrix.num_groups,
@@ -87,8 +88,8 @@ struct IntegerCodes;
 template <>
 struct IntegerCodes<WeightFormat::INT8> {
   static constexpr int64_t TILE_BYTES = INTEGER_TILE_BYTES;
-  /// What is added to each number of the checkpoint, in vectors and in tiles.
-  static constexpr int32_t OFFSET = INT8_OFFSET, OFFSET_IN_TILES = 0;
+  /// What is added to each number of the checkpoint.
+  static constexpr int32_t OFFSET = INT8_OFFSET;
 
   /// `LINES` lines from `line` on of a tile. Calls `multiply(n, codes)` for each of them.
   template <int LINES, class Multiply>
@@ -104,7 +105,7 @@ struct IntegerCodes<WeightFormat::INT8> {
 template <>
 struct IntegerCodes<WeightFormat::INT4> {
   static constexpr int64_t TILE_BYTES = INTEGER_TILE_BYTES / 2;
-  static constexpr int32_t OFFSET = 8, OFFSET_IN_TILES = 8;
+  static constexpr int32_t OFFSET = 8;
 
   template <int LINES, class Multiply>
   static void read_unit(const char* tile, int line, Multiply multiply) {
@@ -120,12 +121,16 @@ struct IntegerCodes<WeightFormat::INT4> {
   static Ints end(Ints sums, Ints part) { return end_small(sums, part); }
 };
 
+/// A total of no groups: to add a product to it is to round that product, whose sign stays when it is zero.
+constexpr float NOTHING = -0.0f;
+
 /// What the sums of a group make of the total of the groups before it, for sixteen columns of one row.
 struct IntegerGroups {
   const Matrix& matrix;
   Shared shared;
   const IntegerRows& rows;
 
+  int64_t begin(int64_t group) const { return group * matrix.group_size; }
   int64_t end(int64_t group) const { return std::min((group + 1) * matrix.group_size, matrix.num_inputs); }
   int64_t place(int64_t row, int64_t group) const { return row * rows.num_groups + group; }
 
@@ -135,7 +140,7 @@ struct IntegerGroups {
     if (matrix.zeros)
       sums = fnma(splat(static_cast<float>(rows.sums[place(row, group)])), load(shared.zeros + column), sums);
     const Floats scaled = sums * splat(rows.scales[place(row, group)]), scales = load(shared.scales + column);
-    return group ? fma(scaled, scales, total) : scaled * scales;
+    return fma(scaled, scales, total);
   }
 };
 
@@ -147,6 +152,8 @@ inline void integer_product_of(const IntegerRows& x, const char* panel, const In
   constexpr int TILES = tiles_at_once(ROWS);
   for (int first = 0; first < 2; first += TILES) {
     Floats totals[ROWS][TILES];
+    for (auto& of_row : totals)
+      for (Floats& total : of_row) total = splat(NOTHING);
     int64_t i = 0;
     for (int64_t group = 0; group < x.num_groups; ++group) {
       Ints kept[ROWS][TILES];
@@ -194,9 +201,9 @@ inline auto integer_product_of_rows(int64_t num_rows, std::integer_sequence<int,
 template <WeightFormat FORMAT, int LINES>
 inline void integer_product_in_vectors(const IntegerRows& x, const char* panel, const Matrix& matrix, Shared shared,
                                        float* sums) {
-  constexpr std::make_integer_sequence<int, MAX_ROWS_IN_VECTORS> counts;
+  constexpr std::make_integer_sequence<int, MAX_ROWS_OF_INTEGERS> counts;
   for (int64_t row = 0, count; row < x.num_rows; row += count) {
-    count = ceil_div(x.num_rows - row, ceil_div(x.num_rows - row, MAX_ROWS_IN_VECTORS));
+    count = ceil_div(x.num_rows - row, ceil_div(x.num_rows - row, MAX_ROWS_OF_INTEGERS));
     const IntegerRows some = x.some(row, count);
     // The first of several passes over a panel asks for memory.
     integer_product_of_rows<FORMAT, LINES>(count, counts)(some, panel, {matrix, shared, some}, row == 0,
@@ -207,39 +214,55 @@ inline void integer_product_in_vectors(const IntegerRows& x, const char* panel, 
 #ifdef __AMX_INT8__
 /// How far ahead memory is asked for, by the first of several passes over a panel.
 constexpr int64_t TILES_AHEAD = 6;
+/// Groups whose sums leave the tiles before the first of them are read, and rows whose totals stay in registers then.
+constexpr int64_t GROUPS_AT_ONCE = 4, TOTALS_AT_ONCE = 8;
+/// Sums of whole numbers of a group.
+using Sums = int32_t[ROWS_AT_ONCE][PANEL];
 
-/// sums (32, 32) of whole numbers = x @ panel from input `first` to below `end`, whole steps; codes are one in a byte.
-template <bool AHEAD>
-inline void integer_product_in_tiles(const IntegerRows& x, const char* codes, int64_t first, int64_t end,
-                                     int32_t* sums) {
+/// sums (32, 32) = x @ panel from input `first` to below `end`, whole parts of steps, `PARTS` to a step; codes are one
+/// in a byte.
+template <int PARTS>
+inline void integer_product_in_tiles(const IntegerRows& x, const char* codes, int64_t first, int64_t end, bool ahead,
+                                     Sums& sums) {
+  constexpr int64_t ROW_BYTES = PANEL * 4;
   const bool has_lower = x.num_rows > 16;
-  settle_memory();
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t i = first; i < end; i += INTEGER_STEP) {
-    const char* const step = codes + i / INTEGER_STEP * 2 * INTEGER_TILE_BYTES;
+  for (int64_t i = first; i < end; i += INTEGER_STEP / PARTS) {
+    const char* const part = codes + i / INTEGER_STEP * 2 * INTEGER_TILE_BYTES + i % INTEGER_STEP / 4 * LINE_BYTES;
     const int8_t* const numbers = x.at(0, i);
-    if (AHEAD) prefetch_lines(step + TILES_AHEAD * INTEGER_TILE_BYTES, 32);
+    if (ahead)
+      for (int tile = 0; tile < 2; ++tile) prefetch_lines(part + (TILES_AHEAD + tile) * INTEGER_TILE_BYTES, 16 / PARTS);
     _tile_loadd(4, numbers, INTEGER_STEP);
-    _tile_loadd(6, step, LINE_BYTES);
+    _tile_loadd(6, part, LINE_BYTES);
     _tile_dpbssd(0, 4, 6);
-    _tile_loadd(7, step + INTEGER_TILE_BYTES, LINE_BYTES);
+    _tile_loadd(7, part + INTEGER_TILE_BYTES, LINE_BYTES);
     _tile_dpbssd(1, 4, 7);
     if (!has_lower) continue;
     _tile_loadd(5, numbers + INTEGER_TILE_BYTES, INTEGER_STEP);
     _tile_dpbssd(2, 5, 6);
     _tile_dpbssd(3, 5, 7);
   }
-  constexpr int64_t ROW_BYTES = PANEL * 4;
-  _tile_stored(0, sums, ROW_BYTES);
-  _tile_stored(1, sums + 16, ROW_BYTES);
+  _tile_stored(0, sums[0], ROW_BYTES);
+  _tile_stored(1, sums[0] + 16, ROW_BYTES);
   if (has_lower) {
-    _tile_stored(2, sums + 16 * PANEL, ROW_BYTES);
-    _tile_stored(3, sums + 16 * PANEL + 16, ROW_BYTES);
+    _tile_stored(2, sums[16], ROW_BYTES);
+    _tile_stored(3, sums[16] + 16, ROW_BYTES);
   }
-  settle_memory();
+}
+
+/// totals (8, 16 of 32): what the sums of the groups from `first` to below `end` make of those of the groups before.
+inline void add_groups(const IntegerGroups& groups, int64_t first, int64_t end, int64_t row, int tile, const Sums* sums,
+                       float* totals) {
+  Floats kept[TOTALS_AT_ONCE];
+  for (int n = 0; n < TOTALS_AT_ONCE; ++n) kept[n] = first ? load(totals + n * PANEL) : splat(NOTHING);
+  for (int64_t group = first; group < end; ++group, ++sums)
+#pragma GCC unroll 8
+    for (int n = 0; n < TOTALS_AT_ONCE; ++n)
+      kept[n] = groups.added(group, row + n, tile, to_floats(load_whole((*sums)[row + n] + 16 * tile)), kept[n]);
+  for (int n = 0; n < TOTALS_AT_ONCE; ++n) store(totals + n * PANEL, kept[n]);
 }
 #endif
 
@@ -265,57 +288,72 @@ class IntegerProduct {
  private:
   template <WeightFormat FORMAT>
   void multiply(int64_t panel, int64_t first, float* sums) const {
+    if (matrix_.num_groups == 1 || matrix_.group_size % INTEGER_STEP == 0)
+      multiply<FORMAT, 1>(panel, first, sums);
+    else if (matrix_.group_size % UNIT == 0)
+      multiply<FORMAT, 2>(panel, first, sums);
+    else
+      multiply<FORMAT, 4>(panel, first, sums);
+  }
+
+  /// Groups consist of parts of a step, `PARTS` to a step.
+  template <WeightFormat FORMAT, int PARTS>
+  void multiply(int64_t panel, int64_t first, float* sums) const {
     const char* const codes = static_cast<const char*>(matrix_.values) + panel * panel_bytes(matrix_);
     const Shared shared = share_floats(matrix_, panel, first != 0);
     const IntegerRows rows = rows_.some(first, ROWS_AT_ONCE);
 #ifdef __AMX_INT8__
-    if (rows_.num_rows >= FEWEST_IN_TILES && (matrix_.num_groups == 1 || matrix_.group_size % INTEGER_STEP == 0)) {
+    if (rows_.num_rows >= fewest_in_tiles(FORMAT, PARTS)) {
       const char* const single = first == 0 ? one_in_a_byte<FORMAT>(codes) : last_in_a_byte<FORMAT>(codes);
-      const auto multiply = FORMAT == WeightFormat::INT8 && first == 0
-                                ? &IntegerProduct::multiply_in_tiles<FORMAT, true>
-                                : &IntegerProduct::multiply_in_tiles<FORMAT, false>;
-      return (this->*multiply)(rows, single, shared, sums);
+      const bool ahead = FORMAT == WeightFormat::INT8 && first == 0;
+      return multiply_in_tiles<PARTS>({matrix_, shared, rows}, single, ahead, sums);
     }
 #endif
-    const auto multiply_rows = matrix_.group_size < UNIT ? integer_product_in_vectors<FORMAT, UNIT / 8>
-                                                         : integer_product_in_vectors<FORMAT, UNIT / 4>;
-    multiply_rows(rows, codes, matrix_, shared, sums);
+    integer_product_in_vectors<FORMAT, UNIT / (PARTS == 4 ? 8 : 4)>(rows, codes, matrix_, shared, sums);
   }
 
 #ifdef __AMX_INT8__
-  /// Fewer are multiplied faster in vectors.
-  static constexpr int64_t FEWEST_IN_TILES = 4;
+  /// Fewer are multiplied faster in vectors: the more of them the smaller groups are, and where codes are not yet one
+  /// in a byte.
+  static constexpr int64_t fewest_in_tiles(WeightFormat format, int parts) {
+    return (format == WeightFormat::INT8 ? 5 : 9) + (parts == 1 ? 0 : parts == 2 ? 4 : 8);
+  }
 
-  template <WeightFormat FORMAT, bool AHEAD>
-  void multiply_in_tiles(const IntegerRows& rows, const char* codes, Shared shared, float* sums) const {
-    const IntegerGroups groups{matrix_, shared, rows};
-    alignas(64) int32_t of_group[ROWS_AT_ONCE * PANEL];
-    for (int64_t group = 0; group < rows.num_groups; ++group) {
-      integer_product_in_tiles<AHEAD>(rows, codes, group * matrix_.group_size, groups.end(group), of_group);
-      for (int64_t row = 0; row < rows.num_rows; ++row) {
-        const Ints offset = whole(-IntegerCodes<FORMAT>::OFFSET_IN_TILES * rows.sums[groups.place(row, group)]);
-        for (int tile = 0; tile < 2; ++tile) {
-          float* const total = sums + row * PANEL + 16 * tile;
-          const Ints exact = add_whole(load_whole(of_group + row * PANEL + 16 * tile), offset);
-          store(total, groups.added(group, row, tile, to_floats(exact), load(total)));
-        }
-      }
+  template <int PARTS>
+  static void multiply_in_tiles(const IntegerGroups& groups, const char* codes, bool ahead, float* totals) {
+    const TilesOfParts<PARTS> tiles;
+    alignas(64) Sums sums[GROUPS_AT_ONCE];
+    const IntegerRows& rows = groups.rows;
+    for (int64_t first = 0; first < rows.num_groups; first += GROUPS_AT_ONCE) {
+      const int64_t end = std::min(first + GROUPS_AT_ONCE, rows.num_groups);
+      settle_memory();
+      for (int64_t group = first; group < end; ++group)
+        integer_product_in_tiles<PARTS>(rows, codes, groups.begin(group), groups.end(group), ahead,
+                                        sums[group - first]);
+      settle_memory();
+      for (int64_t row = 0; row < rows.num_rows; row += TOTALS_AT_ONCE)
+        for (int tile = 0; tile < 2; ++tile)
+          add_groups(groups, first, end, row, tile, sums, totals + row * PANEL + 16 * tile);
     }
   }
 
   /// The lines of a panel, for tiles, which want each code in a byte.
   template <WeightFormat FORMAT>
   const char* one_in_a_byte(const char* codes) const {
-    if (FORMAT == WeightFormat::INT8) return codes;
-    const int64_t count = round_up(matrix_.num_inputs, INTEGER_STEP) * PANEL;
-    char* const bytes = own_room<IntegerProduct, char>(count);
-    for (int64_t i = 0; i < count; i += 2 * LINE_BYTES) {
-      const Ints both = load_whole(codes + i / 2);
-      prefetch_lines(codes + i / 2 + AHEAD_BYTES, 1);
-      store_whole(bytes + i, low_halves(both));
-      store_whole(bytes + i + LINE_BYTES, high_halves(both));
+    if constexpr (FORMAT == WeightFormat::INT8) {
+      return codes;
+    } else {
+      const int64_t count = round_up(matrix_.num_inputs, INTEGER_STEP) * PANEL;
+      char* const bytes = own_room<IntegerProduct, char>(count);
+      const Ints offset = whole(0x01010101 * IntegerCodes<FORMAT>::OFFSET);
+      for (int64_t i = 0; i < count; i += 2 * LINE_BYTES) {
+        const Ints both = load_whole(codes + i / 2);
+        prefetch_lines(codes + i / 2 + AHEAD_BYTES, 1);
+        store_whole(bytes + i, less_in_bytes(low_halves(both), offset));
+        store_whole(bytes + i + LINE_BYTES, less_in_bytes(high_halves(both), offset));
+      }
+      return bytes;
     }
-    return bytes;
   }
   template <WeightFormat FORMAT>
   static const char* last_in_a_byte(const char* codes) {

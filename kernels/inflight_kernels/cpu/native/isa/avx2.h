@@ -14,7 +14,7 @@ struct Floats {
 };
 
 /// Of 16 registers products of up to three rows keep 12 sums; see product_of.
-constexpr int64_t MAX_ROWS_IN_VECTORS = 3, MAX_OF_FEW_ROWS = 3;
+constexpr int64_t MAX_ROWS_IN_VECTORS = 3, MAX_OF_FEW_ROWS = 3, MAX_ROWS_OF_INTEGERS = 4;
 constexpr int64_t tiles_at_once(int64_t num_rows) { return num_rows == 1 ? 2 : 1; }
 /// Whether registers have room for the totals of groups beside their sums; else they are in memory.
 constexpr bool KEEPS_TOTALS = false;

@@ -10,8 +10,14 @@ namespace inflight {
 
 using Floats = __m512;
 
-/// Of 32 registers products of up to six rows keep 24 sums; see product_of.
+/// Of 32 registers products of up to six rows keep 24 sums; see product_of. Those of whole numbers keep totals besides.
 constexpr int64_t MAX_ROWS_IN_VECTORS = 6, MAX_OF_FEW_ROWS = 4;
+#ifdef __AVX512VNNI__
+constexpr int64_t MAX_ROWS_OF_INTEGERS = 4;
+#else
+/// What makes codes positive is done once for all of them.
+constexpr int64_t MAX_ROWS_OF_INTEGERS = 6;
+#endif
 constexpr int64_t tiles_at_once(int64_t) { return 2; }
 /// Whether registers have room for the totals of groups beside their sums; else they are in memory.
 constexpr bool KEEPS_TOTALS = true;
@@ -175,13 +181,13 @@ using Ints = __m512i;
 
 inline Ints whole(int32_t value) { return _mm512_set1_epi32(value); }
 inline Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
-inline Ints add_whole(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 inline Ints load_whole(const void* from) { return _mm512_loadu_si512(from); }
 inline void store_whole(void* to, Ints x) { _mm512_storeu_si512(to, x); }
 
 /// Of 64 bytes the lower, or the upper, halves: from 0 to 15.
 inline Ints low_halves(Ints bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
 inline Ints high_halves(Ints bytes) { return low_halves(_mm512_srli_epi16(bytes, 4)); }
+inline Ints less_in_bytes(Ints bytes, Ints other) { return _mm512_sub_epi8(bytes, other); }
 
 /// What is added to each of the codes of 8 bits that are multiplied, which are signed otherwise.
 #ifdef __AVX512VNNI__
