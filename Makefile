@@ -22,6 +22,9 @@ ARGS ?=
 # Of each run the slowest tests are told; CONTRIBUTING.md has a budget for each folder.
 DURATIONS := --durations 10 --durations-min 1
 
+# Tests start processes by the hundred, each of which would compile all modules of the engine again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Package index of another build of torch than the default one. Without a GPU the CPU build suffices; it is gigabytes
 # smaller.
 TORCH_INDEX ?=

@@ -49,8 +49,8 @@ def imports_of(
         elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
             yield from imports_of(ast.Module(child.body, []), module, is_package, False, True)
             yield from imports_of(ast.Module(child.orelse, []), module, is_package, False, for_types)
-        else:
-            is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        elif not isinstance(child, ast.expr):  # which holds no statement
+            is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
             yield from imports_of(child, module, is_package, at_import_time and not is_function, for_types)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import pytest
 from sources import FOLDERS, PACKAGES, ROOT, Import, imports_of, module_of
@@ -76,12 +76,13 @@ class Source:
         """Room of `inflight` that it belongs to; the package's name for code outside."""
         return room_of(self.module) or self.module.split(".")[0]
 
-    def imports(self) -> Iterator[Import]:
-        yield from imports_of(self.tree, self.module, is_package=self.path.endswith("__init__.py"))
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        return tuple(imports_of(self.tree, self.module, is_package=self.path.endswith("__init__.py")))
 
     def imports_itself(self, *packages: str) -> Iterator[Import]:
         """Imports of any of `packages` (dotted names, too) or of a module in one."""
-        return (each for each in self.imports() if any(f"{each.module}.".startswith(f"{name}.") for name in packages))
+        return (each for each in self.imports if any(f"{each.module}.".startswith(f"{name}.") for name in packages))
 
 
 def room_of(module: str) -> str:
@@ -96,7 +97,7 @@ def room_of(module: str) -> str:
 
 def one_way(source: Source) -> Iterator[str]:
     room = room_of(source.module)
-    for each in source.imports():
+    for each in source.imports:
         target = room_of(each.module)
         if room and target and not _may_import(room, target):
             yield f"{source.path}:{each.line}: {room} imports {each.module}"
@@ -116,7 +117,7 @@ def _may_import(room: str, target: str) -> bool:
 
 def ends_meet_in_the_wire(source: Source) -> Iterator[str]:
     end = _executor_room(source.module)
-    for each in source.imports():
+    for each in source.imports:
         target = _executor_room(each.module)
         if (end in WIRE_ENDS and target in WIRE_ENDS - {end}) or (end == "wire" and target in WIRE_ENDS):
             yield f"{source.path}:{each.line}: {end} imports {each.module}"
@@ -139,7 +140,7 @@ def the_door_is_light(source: Source) -> Iterator[str]:
     """The package offers names of its rooms to programs, and every module of it is imported through it: so it loads
     nothing before a name is used, and no room goes through it to reach another."""
     if source.module == "inflight":
-        for each in source.imports():
+        for each in source.imports:
             if each.at_import_time and each.module.split(".")[0] not in sys.stdlib_module_names:
                 yield f"{source.path}:{each.line}: inflight imports {each.module} when it is imported"
     elif source.room != "ci":
@@ -184,7 +185,7 @@ def no_folder_is_a_package(source: Source) -> Iterator[str]:
 def model_py_is_light(source: Source) -> Iterator[str]:
     """tritonserver imports it more than once, before it knows whether it will use it."""
     if source.module == "model":
-        for each in source.imports():
+        for each in source.imports:
             if each.at_import_time and each.module.split(".")[0] not in (
                 *sys.stdlib_module_names,
                 "triton_python_backend_utils",
@@ -201,7 +202,7 @@ def nothing_is_unpickled(source: Source) -> Iterator[str]:
             yield f"{source.path}:{call.lineno}: calls {name}"
         if _is_on(call, "allow_pickle") or _is_on(call, "trust_remote_code"):
             yield f"{source.path}:{call.lineno}: {name} is told to trust what it reads"
-    for each in source.imports():
+    for each in source.imports:
         if each.module == "torch.load":
             yield f"{source.path}:{each.line}: imports torch.load"
 
