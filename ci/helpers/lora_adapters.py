@@ -18,7 +18,6 @@ from torch import Tensor
 
 from inflight.lora import LoraConfig
 
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "qkv_proj", "gate_up_proj")
 MODULE_IDS = {
     "qkv_proj": 0,
     "q_proj": 1,
@@ -31,6 +30,7 @@ MODULE_IDS = {
     "gate_up_proj": 18,
 }
 """TensorRT-LLM's numbers."""
+TARGETS = (*MODULE_IDS, "per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
 
 
 @dataclass(frozen=True)

@@ -457,7 +457,7 @@ COMPILED_FAMILIES: dict[str, PreTrainedConfig] = {
     "gemma3-wide": Gemma3TextConfig(
         **_alternating(**WIDE, head_dim=32, rope_parameters=_by_layer_type(LINEAR), final_logit_softcapping=3.0)
     ),
-    "gemma4-wide": Gemma4TextConfig(**GEMMA_4 | WIDE | OF_WIDE_GEMMA_4),
+    "gemma4-wide": Gemma4TextConfig(**GEMMA_4 | WIDE | OF_WIDE_GEMMA_4 | {"hidden_size_per_layer_input": 32}),
     "gemma4-experts-wide": Gemma4TextConfig(**GEMMA_4 | GEMMA_4_EXPERTS | WIDE | OF_WIDE_GEMMA_4),
     "cohere-wide": CohereConfig(**{**SIZES, **WIDE}, logit_scale=0.7),
 }

@@ -121,6 +121,13 @@ CASES: dict[str, Callable[[], None]] = {
     "decode b4 32/8 d96 block64": partial(_decode, 4, 32, 8, 96, 64),
     "decode b4 64/1 d128 block64": partial(_decode, 4, 64, 1, 128, 64),
     "decode b4 8/1 d256 block64": partial(_decode, 4, 8, 1, 256, 64),
+    "decode b4 8/1 d512 block64": partial(_decode, 4, 8, 1, 512, 64),
+    "prefill 8/1 d512 block64": partial(_prefill, 2048, 8, 1, 512, 64),
+    "prefill 8/1 d512 block64 fp32": partial(_prefill, 2048, 8, 1, 512, 64, dtype=torch.float32),
+    "prefill 8/1 d512 block64 int8": partial(_prefill, 2048, 8, 1, 512, 64, dtype=torch.int8),
+    "prefill 8/1 d512 block64 fp8": partial(_prefill, 2048, 8, 1, 512, 64, dtype=FP8),
+    "decode b4 8/1 d512 block64 int8": partial(_decode, 4, 8, 1, 512, 64, dtype=torch.int8),
+    "decode b4 8/1 d512 block64 fp8": partial(_decode, 4, 8, 1, 512, 64, dtype=FP8),
     # Gemma 2 9B and gpt-oss.
     "decode b32 16/8 d256 block64 window cap": partial(_decode, 32, 16, 8, 256, 64, window=4096, soft_cap=50.0),
     "decode b1 16/8 d256 block64 cap": partial(_decode, 1, 16, 8, 256, 64, soft_cap=50.0),

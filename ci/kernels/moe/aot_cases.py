@@ -32,10 +32,15 @@ GPT_OSS_20B = _Model(32, 2880, 2880, 4)
 
 
 def _route(
-    tokens: int, model: _Model, dtype: torch.dtype, routing: Routing | None = None, has_bias: bool = False
+    tokens: int,
+    model: _Model,
+    dtype: torch.dtype,
+    routing: Routing | None = None,
+    has_bias: bool = False,
+    has_factors: bool = False,
 ) -> None:
-    bias = of(torch.float32, model.num_experts) if has_bias else None
-    gpu.route_experts(of(dtype, tokens, model.num_experts), routing or Routing(num_chosen=model.top_k), bias)
+    bias, factors = (of(torch.float32, model.num_experts) if has else None for has in (has_bias, has_factors))
+    gpu.route_experts(of(dtype, tokens, model.num_experts), routing or Routing(num_chosen=model.top_k), bias, factors)
 
 
 def _align(tokens: int, model: _Model, block_m: int) -> None:
@@ -102,6 +107,7 @@ DEEPSEEK_V3 = Routing(
 )
 CASES = {
     "route_experts e128 top8": partial(_route, 64, QWEN3_30B, torch.bfloat16),
+    "route_experts e128 top8 factors": partial(_route, 64, QWEN3_30B, torch.bfloat16, has_factors=True),
     "route_experts e8 top2 fp32": partial(_route, 64, MIXTRAL_8X7B, torch.float32),
     "route_experts e128 top8 sigmoids bias": partial(_route, 64, QWEN3_30B, torch.bfloat16, GLM_4_5, True),
     "route_experts e160 top6 groups": partial(_route, 64, _Model(160, 5120, 1536, 6), torch.bfloat16, DEEPSEEK_V2),

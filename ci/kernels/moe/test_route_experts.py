@@ -70,6 +70,15 @@ def assert_equal_choice(logits: Tensor, routing: Routing, bias: Tensor | None, d
     assert_near(weights, expected_weights, 2e-6 * routing.scale)
 
 
+@pytest.mark.parametrize("function", [gpu.route_experts, reference.route_experts], ids=["kernel", "reference"])
+def test_each_expert_has_a_factor(function: Callable[..., tuple[Tensor, Tensor]], device: torch.device) -> None:
+    logits, factors, routing = torch.randn(7, 24, device=device), torch.randn(24, device=device), Routing(num_chosen=3)
+    weights, experts = function(logits, routing)
+    multiplied, chosen = function(logits, routing, None, factors)
+    assert torch.equal(chosen, experts)
+    assert torch.equal(multiplied, weights * factors[experts])
+
+
 SIZE, NUM_EXPERTS = 8, 24
 SIZES: dict[str, Any] = {"hidden_size": SIZE, "num_attention_heads": 1, "num_experts_per_tok": 3}
 GROUPED: dict[str, Any] = {"n_routed_experts": NUM_EXPERTS, "n_group": 6, "topk_group": 2, "routed_scaling_factor": 2.5}

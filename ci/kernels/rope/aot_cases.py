@@ -39,6 +39,11 @@ def _rope(
     gpu.rope_and_kv_write(q, k, v, table, index, cache, cache, index, *norms, **options)
 
 
+def _queries(num_heads: int, head_dim: int, norm_dtype: torch.dtype) -> None:
+    q, index = bf16(64, num_heads, head_dim), of(torch.int64, 64)
+    gpu.rope(q, of(torch.float32, 8192, head_dim), index, of(norm_dtype, head_dim))
+
+
 def _latent(
     num_heads: int,
     cache_dtype: torch.dtype = torch.bfloat16,
@@ -73,6 +78,8 @@ CASES = {
     "rope 9/3 d64": partial(_rope, 9, 3, 64, False),
     "rope half 32/32 d80": partial(_rope, 32, 32, 80, False, 32),
     "rope of adjacent pairs, half 32/2 d128": partial(_rope, 32, 2, 128, False, 64, adjacent_pairs=True),
+    "rope of queries alone 8 d512": partial(_queries, 8, 512, torch.float32),
+    "rope+qk-norm 8/1 d512 float32 weights": partial(_rope, 8, 1, 512, True, norm_dtype=torch.float32),
     "rope+fp8 32/8 d128": partial(_rope, 32, 8, 128, False, 0, torch.float8_e4m3fn),
     "rope+qk-norm+int8 32/8 d128": partial(_rope, 32, 8, 128, True, 0, torch.int8),
     "rope+qk-norm+fp8 32/8 d128": partial(_rope, 32, 8, 128, True, 0, torch.float8_e4m3fn),

@@ -84,6 +84,10 @@ def test_kernel_equals_reference(
     assert_near(got, wanted, tolerance)
     assert_near(caches[0], wanted_caches[0], tolerance)
     assert torch.equal(caches[1].cpu(), wanted_caches[1])
+    of_queries = [table, positions, *norms[:1]]
+    alone = gpu.rope(views[0], *(each.to(device) for each in of_queries), **pairs)
+    assert torch.equal(alone, got)
+    assert torch.equal(reference.rope(q, *of_queries, **pairs), wanted)
 
 
 @pytest.mark.skipif(not HAS_FLOAT8, reason="this GPU cannot convert to float8_e4m3fn")

@@ -37,7 +37,7 @@ NAMES = [
     *("phi3-partial-window", "granite-biases", "qwen3-moe", "mixtral-window", "qwen2-moe", "glm4-moe"),
     *("gemma3", "cohere2", "phi", "gpt-neox", "gpt2", "opt", "glm4", "gpt-oss"),
     *("deepseek-v2", "deepseek-v3", "qwen3_5", "qwen3-next", "lfm2", "nemotron-h", "nemotron-3"),
-    *("falcon-h1", "kimi-linear", "olmo2", "minimax-m2", "bamba", "granite-hybrid-moe"),
+    *("falcon-h1", "kimi-linear", "olmo2", "minimax-m2", "bamba", "granite-hybrid-moe", "gemma4", "gemma4-experts"),
 ]
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16

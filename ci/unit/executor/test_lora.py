@@ -28,7 +28,10 @@ from inflight.sampling_config import SamplingConfig
 pytestmark = pytest.mark.slow
 
 NUM_TOKENS = 12
-FAMILIES = ["qwen3", "phi3", "granite", "llama-one-kv-head", "qwen3-moe", "gemma3", "cohere2", "olmo2"]
+FAMILIES = [
+    *("qwen3", "phi3", "granite", "llama-one-kv-head", "qwen3-moe", "gemma3", "gemma4", "gemma4-experts", "cohere2"),
+    "olmo2",
+]
 
 
 class Case:

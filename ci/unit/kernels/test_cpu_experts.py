@@ -45,6 +45,7 @@ class Mixture:
     routing: Routing
     inner_size: int
     has_choice_bias: bool = False
+    has_factors: bool = False
     has_biases: bool = False
     """Of the router and of the experts."""
     activation: Activation = Activation.SILU
@@ -62,6 +63,8 @@ class Mixture:
         parts = Parts(self, router, gate_up, down)
         if self.has_choice_bias:
             parts = parts._replace(choice_bias=random(experts).float())
+        if self.has_factors:
+            parts = parts._replace(factors=random(experts).float() + 1)
         if self.has_biases:
             biases = random(experts), random(experts, 2 * inner), random(experts, SIZE)
             parts = parts._replace(router_bias=biases[0], gate_up_bias=10 * biases[1], down_bias=biases[2])
@@ -90,13 +93,14 @@ class Parts(NamedTuple):
     gate_up: ExpertWeights
     down: ExpertWeights
     choice_bias: Tensor | None = None
+    factors: Tensor | None = None
     router_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
     def choose(self, x: Tensor) -> Choices:
         logits = inflight_kernels.linear(x, self.router, self.router_bias)
-        return Choices(*inflight_kernels.route_experts(logits, self.mixture.routing, self.choice_bias))
+        return Choices(*inflight_kernels.route_experts(logits, self.mixture.routing, self.choice_bias, self.factors))
 
     def compute(self, x: Tensor) -> Tensor:
         return self.compute_chosen(x, self.choose(x))
@@ -129,6 +133,7 @@ MIXTURES = [
     Mixture(128, Routing(num_chosen=8), 20),
     Mixture(40, Routing(num_chosen=3, renormalize=False, scale=2.5, **GROUPS), 32),
     Mixture(20, Routing(num_chosen=4), 32, has_choice_bias=True),
+    Mixture(11, Routing(num_chosen=3), 36, has_factors=True, activation=Activation.GELU_TANH),
     Mixture(19, Routing(num_chosen=4, renormalize=False, **SIGMOID), 32),
     Mixture(12, Routing(num_chosen=3, epsilon=0.3, **SIGMOID), 32),
     Mixture(10, Routing(num_chosen=3, **SIGMOID), 50, activation=Activation.RELU_SQUARED, has_gates=False),

@@ -212,6 +212,29 @@ def test_so_do_norms_of_heads(
             assert (mine == theirs).float().mean() > 0.98
 
 
+@pytest.mark.parametrize("with_norm", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_queries_alone_are_normalised_and_rotated_after_norms_of_other_heads(
+    dtype: torch.dtype, with_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head_dim, angles = 32, random(50, 16)
+    cos_sin, (norm, other) = torch.cat([angles.cos(), angles.sin()], 1), random(2, head_dim, dtype=dtype).unbind()
+
+    def network(x: Tensor, batch: Batch) -> Tensor:
+        heads = x.view(-1, 5, head_dim)
+        normed = inflight_kernels.rms_norm(heads[:, 2:], other, 1e-5)
+        assert isinstance(normed, Tensor)
+        queries = inflight_kernels.rope(heads[:, :2], cos_sin, batch.positions_T, norm if with_norm else None, 1e-5)
+        return queries.view(-1, 2 * head_dim) + normed[:, 1:].view(-1, 2 * head_dim)
+
+    x = random(17, 5 * head_dim, dtype=dtype)
+    found, expected = by_all_variants(network, x, dtype, monkeypatch), network(x, batch_of(17))
+    if dtype == torch.float32:
+        torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-6)
+    else:
+        assert (found == expected).float().mean() > 0.98
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_token_and_its_position_are_added_to_the_bits_of_torch(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -236,17 +259,19 @@ def test_two_values_are_multiplied_to_the_bits_of_torch(dtype: torch.dtype, monk
     assert torch.equal(by_all_variants(network, x, dtype, monkeypatch), network(x, batch_of(17)))
 
 
-def test_a_given_embedding_takes_the_place_of_a_token_and_not_of_its_position() -> None:
-    tokens, positions = random(60, SIZE), random(50, SIZE)
+def test_a_given_embedding_takes_the_place_of_a_token_and_not_of_its_position_or_what_does_not_give_way() -> None:
+    tokens, others, positions = random(60, SIZE), random(61, SIZE), random(50, SIZE)
 
     def network(token_ids: Tensor, batch: Batch) -> Tensor:
         of_position = inflight_kernels.embedding(batch.positions_T, positions)
-        return inflight_kernels.embedding(token_ids, tokens) + of_position
+        of_token = inflight_kernels.embedding(token_ids, tokens) + of_position
+        return of_token + inflight_kernels.embedding(token_ids, others, gives_way=False)
 
     given = random(1, SIZE)
     batch = replace(batch_of(3), given_T=torch.tensor([-1, 0, -1]), given_rows=given)
     found = compiled(network, None, torch.float32)(torch.tensor([4, 5, 6]), batch)
-    assert torch.equal(found, torch.stack([tokens[4], given[0], tokens[6]]) + positions[batch.positions_T])
+    embedded = torch.stack([tokens[4], given[0], tokens[6]]) + positions[batch.positions_T]
+    assert torch.equal(found, embedded + others[4:7])
 
 
 def assert_near(found: Tensor, expected: Tensor) -> None:

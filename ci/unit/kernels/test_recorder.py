@@ -38,6 +38,7 @@ IMPLEMENTED = (
     "row_squares",
     "rms_norm_of_part",
     "layer_norm",
+    "rope",
     "rope_and_kv_write",
     "decode_attention",
     "prefill_attention",
@@ -353,3 +354,20 @@ def test_norms_without_a_residual_read_one_value() -> None:
     alone = record(lambda x, _: norm(x), SIZE).operations[0]
     assert alone.kind is RmsNorm
     assert len(alone.columns(written=False)) == len(alone.columns(written=True)) == 1
+
+
+def test_groups_of_columns_have_norms_of_their_own_and_no_residual() -> None:
+    grouped = record(lambda x, _: norm(x.view(-1, 2, SIZE)).view(-1, 2 * SIZE), 2 * SIZE).operations[0]
+    assert (grouped.number("size"), grouped.number("num_groups")) == (SIZE, 2)
+
+    def with_residual(x: Tensor, _: Batch) -> Tensor:
+        heads = x.view(-1, 2, SIZE)
+        return inflight_kernels.rms_norm(heads, NORM, 1e-6, heads)[0].view(-1, 2 * SIZE)
+
+    with pytest.raises(Unsupported, match="not over the last dimension of its input alone"):
+        record(with_residual, 2 * SIZE)
+
+
+def test_queries_alone_are_rotated_by_the_steps_own_positions_only() -> None:
+    with pytest.raises(Unsupported, match="rotates by the step's own positions only"):
+        record(lambda x, batch: inflight_kernels.rope(qkv(x)[0], COS_SIN, batch.blocks[0].slots_T).flatten(1), SIZE)

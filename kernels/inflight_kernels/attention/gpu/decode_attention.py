@@ -108,6 +108,8 @@ def default_config(
 ) -> dict[str, int]:
     """Reasoned, not measured yet: see the module and `CANDIDATES`. `group`: query heads that share a KV head.
     `element_size`: of the cache, in bytes."""
+    if head_dim > 256:
+        return latent_config(batch, element_size, has_slot_scales=has_slot_scales)
     block_d = max(next_power_of_2(head_dim), 16)
     # With more than 16 rows a tile two programs fit, not three: 64 rows take up to 255 registers a thread.
     few_rows = group <= 16
@@ -136,8 +138,8 @@ def default_config(
 
 
 def latent_config(batch: int, element_size: int, *, has_slot_scales: bool = False) -> dict[str, int]:
-    """The same for latents, whose tiles of 512 are as wide as four heads. Not measured yet. `element_size`: of q. With
-    the scales of slots 32 keys spill up to 32 bytes (ptxas, triton 3.7)."""
+    """The same for latents, and for heads of 512, whose tiles are as wide as four heads. Not measured yet.
+    `element_size`: of q, or of the cache. With the scales of slots 32 keys spill up to 32 bytes (ptxas, triton 3.7)."""
     return {
         "persistent": int(1 < batch <= MAX_PERSISTENT_ROWS),
         "programs_per_sm": 1,

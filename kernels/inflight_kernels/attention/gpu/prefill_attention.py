@@ -202,6 +202,8 @@ def default_config(
 ) -> dict[str, int]:
     """Reasoned, not measured yet. `rows`: of the longest chunk. `programs_of_long_rows`: grid with tiles of
     LONG_ROWS."""
+    if head_dim > 256:
+        return latent_config(element_size, has_slot_scales=has_slot_scales)
     if element_size == 4:
         # Exact products are computed in registers: 32 rows of 128 by 32 keys already spill (ptxas, triton 3.7).
         return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 8, "num_stages": 3, "maxnreg": 0}
@@ -227,8 +229,8 @@ def default_config(
 
 
 def latent_config(element_size: int, *, has_slot_scales: bool = False) -> dict[str, int]:
-    """The same for latents, whose tiles of 512 are as wide as four heads: 64 rows spill up to 200 bytes, and with the
-    scales of slots 32 keys 16 (ptxas, triton 3.7). Not measured yet. `element_size`: of q."""
+    """The same for latents, and for heads of 512, whose tiles are as wide as four heads: 64 rows spill up to 200 bytes,
+    and with the scales of slots 32 keys 16 (ptxas, triton 3.7). Not measured yet. `element_size`: of q."""
     if element_size == 4:
         return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 8, "num_stages": 2, "maxnreg": 0}
     return {"BLOCK_M": 32, "BLOCK_N": 16 if has_slot_scales else 32, "num_warps": 8, "num_stages": 2, "maxnreg": 0}
