@@ -1,21 +1,15 @@
-"""Replaces the linear layers of a network of transformers in place by this engine's products (ReplacedLinear).
-
-Before a network is loaded: which of its layers are codes in the checkpoint, or become codes. They get no memory for
-floats. Once it is loaded: the weights of all layers, and where C++ multiplies them, packed ones. Knows no architecture.
+"""Replaces the linear layers of a network of transformers in place by this engine's products (ReplacedLinear), whose
+weights C++ packs where it multiplies them. Knows no architecture.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from inflight.layers.lora import LoraSlots
@@ -33,12 +27,8 @@ from inflight.models.adapter_places import (
     AdapterPlace,
     AdapterPlaces,
 )
-from inflight.models.checkpoint import Checkpoint
-from inflight.models.formats.coded import CodedFormat
-from inflight.models.formats.format import Block, Target
-from inflight.models.formats.on_load import HEAD_CODES, OnLoadFormat
 from inflight.models.replaced_linear import ReplacedLinear
-from inflight_kernels import Inputs, cpu
+from inflight_kernels import cpu
 from inflight_kernels.cpu import STEP, Program, Recording, Unsupported, WeightPacker, Workspace
 
 logger = logging.getLogger(__name__)
@@ -59,144 +49,12 @@ MODULE_NUMBERS = {
 """TensorRT-LLM's, by the name that most classes have for a layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class CodedLayer:
-    """A linear layer of a network that is codes in the checkpoint, or is to become codes."""
-
-    block: Block
-    weight_format: CodedFormat
-    is_head: bool
-
-
-class CodedLayers:
-    """Those of a network, by the names of its modules; and of the checkpoint's other layers of codes, their floats."""
-
-    def __init__(self, network_class: Any, hf_config: Any, checkpoint: Checkpoint, weight_format: CodedFormat) -> None:
-        self._checkpoint, self._weight_format = checkpoint, weight_format
-        self._names: set[str] = set()
-        """Tensors of the checkpoint that are not what a network's own loading code expects."""
-        self._floats: dict[str, FloatsOfCodes] = {}
-        self.of_modules: dict[str, CodedLayer] = {}
-        with torch.device("meta"):
-            outline = network_class(copy.deepcopy(hf_config))
-        modules = _linear_layers(outline)
-        head = outline.get_output_embeddings()
-        is_made = isinstance(weight_format, OnLoadFormat)
-        routers = {getattr(hf_config, key, None) for key in EXPERT_COUNTS}
-        source = _Sources(outline)
-        for layer in weight_format.layers(checkpoint):
-            module_name = source.module_of(layer)
-            module = modules.get(module_name)
-            if module is None or (is_made and (_sizes(module)[1] in routers or _sizes(module)[0] % STEP)):
-                if not is_made:
-                    self._add_floats(layer, weight_format)
-                continue
-            num_inputs, num_outputs = _sizes(module)
-            own_format: CodedFormat = weight_format
-            if isinstance(weight_format, OnLoadFormat) and module is head:
-                own_format = replace(weight_format, code=HEAD_CODES.get(weight_format.code, weight_format.code))
-            block = Block(
-                name=layer,
-                num_outputs=num_outputs,
-                num_inputs=num_inputs,
-                outputs=range(num_outputs),
-                inputs=range(num_inputs),
-                transposed=is_made and isinstance(module, Conv1D),
-            )
-            self.of_modules[module_name] = CodedLayer(block, own_format, module is head)
-            self._names |= _tensors_of(checkpoint, layer)
-
-    def _add_floats(self, layer: str, weight_format: CodedFormat) -> None:
-        num_outputs, num_inputs = weight_format.shape_of_layer(self._checkpoint, layer)
-        block = Block(
-            name=layer,
-            num_outputs=num_outputs,
-            num_inputs=num_inputs,
-            outputs=range(num_outputs),
-            inputs=range(num_inputs),
-        )
-        self._names |= _tensors_of(self._checkpoint, layer)
-        self._floats[f"{layer}.weight"] = FloatsOfCodes(self._checkpoint, weight_format, block)
-
-    def slices(self, ignored: tuple[str, ...]) -> dict[str, Any]:
-        """What the network's own loading code is to read: all that is no codes, and floats of codes that are no layer
-        of their own in the network."""
-        if self._floats:
-            logger.warning(
-                "%d quantised weights become floats: transformers' code joins them with others as it loads them",
-                len(self._floats),
-            )
-        return {**self._checkpoint.slices(ignored, self._names), **self._floats}
-
-    def class_without(self, network_class: Any, dtype: torch.dtype, device: torch.device) -> Any:
-        """`network_class` whose networks have ReplacedLinears without a weight in the place of these layers."""
-        layers = self.of_modules
-
-        def init(network: Any, *arguments: Any, **options: Any) -> None:
-            network_class.__init__(network, *arguments, **options)
-            for name in layers:
-                _replace(network, name, network.get_submodule(name), dtype, device)
-
-        # transformers finds a class's ways of loading by its name.
-        own = {"__init__": init, "__module__": network_class.__module__}
-        return type(network_class.__name__, (network_class,), own)
-
-    def put_into(self, network: nn.Module, target: Target) -> None:
-        """Read them. Raises ConfigurationError."""
-        for name, layer in self.of_modules.items():
-            module = network.get_submodule(name)
-            assert isinstance(module, ReplacedLinear)
-            own = replace(target, inputs=Inputs.KEPT) if layer.is_head else target
-            # C++ reads inputs in steps.
-            own = replace(own, keeps_codes=target.keeps_codes and layer.block.num_inputs % STEP == 0)
-            module.put(layer.weight_format.read(self._checkpoint, [layer.block], own))
-        if isinstance(self._weight_format, OnLoadFormat) and self._weight_format.cache is not None:
-            # Before the codes are packed, and given up.
-            self._weight_format.cache.finish()
-
-
-class FloatsOfCodes:
-    """In the place of a safetensors slice: a weight of codes as the floats that they mean."""
-
-    def __init__(self, checkpoint: Checkpoint, weight_format: CodedFormat, block: Block) -> None:
-        self._checkpoint, self._weight_format, self._block = checkpoint, weight_format, block
-
-    def get_shape(self) -> list[int]:
-        return list(self._block.shape)
-
-    def get_dtype(self) -> str:
-        return "F32"
-
-    def __getitem__(self, index: Any) -> Tensor:
-        self._weight_format.check(self._checkpoint, self._block)
-        return self._weight_format.dequantized(self._checkpoint, [self._block])[index]
-
-
-class _Sources:
-    """Which module of a network a layer of the checkpoint is, as transformers' loading code renames it."""
-
-    def __init__(self, outline: Any) -> None:
-        mapping = get_model_conversion_mapping(outline)
-        self._renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-        self._converters = [each for each in mapping if isinstance(each, WeightConverter)]
-        self._prefix, self._state = outline.base_model_prefix, outline.state_dict()
-
-    def module_of(self, layer: str) -> str:
-        """Its name; empty if its weight is computed of the checkpoint's, or if there is none."""
-        key, converted = rename_source_key(
-            f"{layer}.weight", self._renamings, self._converters, self._prefix, self._state
-        )
-        if converted is not None or key not in self._state:
-            return ""
-        return str(key).removesuffix(".weight")
-
-
 def replace_linears(network: Any, dtype: torch.dtype, device: torch.device) -> dict[str, ReplacedLinear]:
     """Put ReplacedLinears in the place of the loaded layers of floats of `dtype`; all of a network by their names."""
-    for name, module in _linear_layers(network, with_tied=True).items():
+    for name, module in linear_layers(network, with_tied=True).items():
         values = module.weight.data
         if values.dtype == dtype:
-            replaced = _replace(network, name, module, dtype, device)
+            replaced = replace_linear(network, name, module, dtype, device)
             replaced.put(DenseWeight(values.T.contiguous() if isinstance(module, Conv1D) else values.contiguous()))
     return {name: module for name, module in network.named_modules() if isinstance(module, ReplacedLinear)}
 
@@ -256,12 +114,21 @@ def _record(layer: ReplacedLinear, dtype: torch.dtype, shared: set[int]) -> Reco
         return None
 
 
-def _linear_layers(network: Any, *, with_tied: bool = False) -> dict[str, Any]:
+def expert_counts(hf_config: Any) -> set[int]:
+    """How many experts a layer has, under each of the names that configurations have for it."""
+    return {count for key in EXPERT_COUNTS if isinstance(count := getattr(hf_config, key, None), int)}
+
+
+def kept_in_float32(network: Any) -> tuple[str, ...]:
+    """Parts of the names of modules whose parameters are float32, whatever the network's are."""
+    names = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+    return tuple(part for name in names for part in getattr(network, name, ()) or ())
+
+
+def linear_layers(network: Any, *, with_tied: bool = False) -> dict[str, Any]:
     """Those whose class is nn.Linear or Conv1D itself; `with_tied`: also those that share their weight."""
     tied = getattr(network, "all_tied_weights_keys", {})
-    kept = tuple(getattr(network, "_keep_in_fp32_modules", ()) or ()) + tuple(
-        getattr(network, "_keep_in_fp32_modules_strict", ()) or ()
-    )
+    kept = kept_in_float32(network)
     return {
         name: module
         for name, module in network.named_modules()
@@ -271,17 +138,12 @@ def _linear_layers(network: Any, *, with_tied: bool = False) -> dict[str, Any]:
     }
 
 
-def _sizes(module: Any) -> tuple[int, int]:
+def sizes_of(module: Any) -> tuple[int, int]:
     """Inputs and outputs."""
     return (module.nx, module.nf) if isinstance(module, Conv1D) else (module.in_features, module.out_features)
 
 
-def _replace(network: Any, name: str, module: Any, dtype: torch.dtype, device: torch.device) -> ReplacedLinear:
-    replaced = ReplacedLinear(*_sizes(module), module.bias, dtype, device, is_transposed=isinstance(module, Conv1D))
+def replace_linear(network: Any, name: str, module: Any, dtype: torch.dtype, device: torch.device) -> ReplacedLinear:
+    replaced = ReplacedLinear(*sizes_of(module), module.bias, dtype, device, is_transposed=isinstance(module, Conv1D))
     network.set_submodule(name, replaced)
     return replaced
-
-
-def _tensors_of(checkpoint: Checkpoint, layer: str) -> set[str]:
-    """All of a layer but its bias."""
-    return {name for name in checkpoint.names if name.startswith(f"{layer}.") and name != f"{layer}.bias"}

@@ -6,7 +6,7 @@ Does not know how a network is run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,12 +20,16 @@ from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.formats.coded import CodedFormat
 from inflight.models.formats.format import Target
+from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.inspection import NUM_TOKENS, Unfit, inspect_network
+from inflight.models.replaced_experts import ReplacedExperts
 from inflight.models.replaced_linear import ReplacedLinear
 from inflight.models.token_check import check_tokens, find_embedding_size
+from inflight.models.transformers_codes import CodedLayers
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
-from inflight.models.transformers_linears import CodedLayers, place_adapters, replace_linears, settle
+from inflight.models.transformers_experts import replace_experts, settle_experts
+from inflight.models.transformers_linears import place_adapters, replace_linears, settle
 from inflight.models.transformers_sequential import SequentialDecoder, make_sequential
 from inflight.models.upload import Upload
 from inflight.models.usable_values import why_unusable
@@ -60,9 +64,9 @@ def load_transformers_decoder(
 
     Raises ConfigurationError for an incomplete checkpoint, and for a class that cannot be served.
     """
-    coded = None
-    if isinstance(config.weight_format, CodedFormat):
-        coded = _coded_layers(config, checkpoint, config.weight_format)
+    coded, weight_format = None, config.weight_format
+    if isinstance(weight_format, CodedFormat):
+        coded = _coded_layers(config, checkpoint, weight_format, keeps_codes=order is not None)
     network = _read(config, checkpoint, dtype, coded, device)
     for name, parameter in network.named_parameters():
         if reason := why_unusable(parameter.data, parameter.dtype):
@@ -73,11 +77,17 @@ def load_transformers_decoder(
     if device.type != "cpu":
         _upload_parameters(network, device)
     network.requires_grad_(False).to(device)
+    target = _target(dtype, device, inputs, keeps_codes=order is not None)
     if coded is not None:
-        coded.put_into(network, _target(dtype, device, inputs, keeps_codes=order is not None))
+        coded.put_into(network, target)
     layers = replace_linears(network, dtype, device)
+    on_load = weight_format if isinstance(weight_format, OnLoadFormat) and target.keeps_codes else None
+    experts = replace_experts(network, dtype, on_load, target)
+    if isinstance(weight_format, OnLoadFormat) and weight_format.cache is not None:
+        # Before the codes are packed, and given up.
+        weight_format.cache.finish()
     try:
-        decoder = _assemble(config, network, layers, dtype, device, max_seq_len, order, adapters)
+        decoder = _assemble(config, network, layers, experts, dtype, device, max_seq_len, order, adapters)
     except Unfit as reason:
         raise ConfigurationError(f"{checkpoint.folder}: {config.architecture} cannot be served: {reason}") from None
     if isinstance(decoder, TransformersDecoder):
@@ -97,6 +107,7 @@ def _assemble(
     config: TransformersConfig,
     network: Any,
     layers: Mapping[str, ReplacedLinear],
+    experts: Sequence[ReplacedExperts],
     dtype: torch.dtype,
     device: torch.device,
     max_seq_len: int,
@@ -114,6 +125,7 @@ def _assemble(
             if adapters is not None:
                 place_adapters(network, layers, NUM_TOKENS, adapters)
             settle(list(layers.values()), dtype, order, {each.data_ptr() for each in network.parameters()})
+            settle_experts(experts, dtype, order)
 
     def paged() -> TransformersDecoder:
         if not network._can_set_attn_implementation():
@@ -174,9 +186,11 @@ def _upload_parameters(network: torch.nn.Module, device: torch.device) -> None:
     progress.end(num_bytes)
 
 
-def _coded_layers(config: TransformersConfig, checkpoint: Checkpoint, weight_format: CodedFormat) -> CodedLayers:
+def _coded_layers(
+    config: TransformersConfig, checkpoint: Checkpoint, weight_format: CodedFormat, *, keeps_codes: bool
+) -> CodedLayers:
     try:
-        return CodedLayers(config.network_class, config.hf_config, checkpoint, weight_format)
+        return CodedLayers(config.network_class, config.hf_config, checkpoint, weight_format, keeps_codes=keeps_codes)
     except ConfigurationError:
         raise
     except Exception as error:
