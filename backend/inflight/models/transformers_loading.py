@@ -30,6 +30,7 @@ from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
 from inflight.models.transformers_experts import replace_experts, settle_experts
 from inflight.models.transformers_linears import place_adapters, replace_linears, settle
+from inflight.models.transformers_norms import compile_norms
 from inflight.models.transformers_sequential import SequentialDecoder, make_sequential
 from inflight.models.upload import Upload
 from inflight.models.usable_values import why_unusable
@@ -126,6 +127,7 @@ def _assemble(
                 place_adapters(network, layers, NUM_TOKENS, adapters)
             settle(list(layers.values()), dtype, order, {each.data_ptr() for each in network.parameters()})
             settle_experts(experts, dtype, order)
+            compile_norms(network, dtype, order)
 
     def paged() -> TransformersDecoder:
         if not network._can_set_attn_implementation():
