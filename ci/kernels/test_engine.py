@@ -79,7 +79,14 @@ def sequences(*, all_kinds: bool = False) -> list[Work]:
     ]
 
 
-def serve(folder: Path, works: list[Work], *, kv_cache_dtype: str = "auto", deterministic: bool = False) -> list[Work]:
+def serve(
+    folder: Path,
+    works: list[Work],
+    *,
+    kv_cache_dtype: str = "auto",
+    deterministic: bool = False,
+    model_impl: str = "auto",
+) -> list[Work]:
     config = EngineConfig(
         gpt_model_path=str(folder),
         device="cpu",
@@ -92,6 +99,7 @@ def serve(folder: Path, works: list[Work], *, kv_cache_dtype: str = "auto", dete
         kv_cache_dtype=kv_cache_dtype,
         cpu_compile="false",
         deterministic=deterministic,
+        model_impl=model_impl,
     )
     runner = ModelRunner.load(config, SingleRank())
     Driver(runner).run(works)
@@ -149,6 +157,19 @@ def test_tokens_are_those_of_torch(network: str, tmp_path: Path, request: pytest
     assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=1e-4)
     of_all = {"decode_attention", "prefill_attention", "rope_and_kv_write", "sample"}
     assert of_all.union(UNLIKE_LLAMA.get(network, ("rms_norm", "gated_linear"))) <= launched.keys()
+
+
+@pytest.mark.parametrize("network", ["qwen3-moe", "gpt-oss"])
+def test_experts_of_classes_of_transformers_are_those_of_torch(
+    network: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    folder = make_checkpoint(tmp_path, network).folder
+    expected = serve(folder, sequences(), model_impl="transformers")
+    launched: Counter[str] = request.getfixturevalue("launched")
+    found = serve(folder, sequences(), model_impl="transformers")
+    assert [work.output for work in found] == [work.output for work in expected]
+    assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=1e-4)
+    assert {"fused_moe", "decode_attention", "prefill_attention"} <= launched.keys()
 
 
 @pytest.mark.parametrize("network", [*UNLIKE_LLAMA, "qwen2-moe", "glm4-moe-groups", "gpt-oss"])
