@@ -101,3 +101,42 @@ def assert_same_in_all_steps(make: Callable[[Tensor], Run], inputs: Sequence[Ten
     rest = run(inputs[0][2:], sequences_of([(KEPT_SLOT, 2, 7)], device=state.device))
     assert torch.equal(rest, expected[0][2:]) and torch.equal(moved[KEPT_SLOT], states[0])
     return expected
+
+
+def assert_same_across_chunks(
+    make: Callable[[Sequence[Tensor]], Run], inputs: Sequence[Tensor], states: Sequence[Tensor]
+) -> None:
+    """As `assert_same_in_all_steps`, of what keeps the state at the last border of a chunk of 16 tokens and the inputs
+    behind it: sequences of 37, 16 and 5 tokens have the same bits at once, in steps that begin and end within chunks
+    and at their borders, token by token and each alone. From a state that is kept behind a token, and in another slot,
+    a sequence goes on with the same bits.
+
+    `make` gives what runs over states, and `states` are (NUM_SLOTS, …), of any values."""
+    assert [len(each) for each in inputs] == [37, 16, 5]
+    expected = None
+    ways: dict[str, Steps] = {
+        "at once": [[(0, 37), (1, 16), (2, 5)]],
+        "within chunks": [[(2, 1), (0, 1), (1, 5)], [(0, 14), (PADDING, 1), (1, 11), (2, 4)], [(0, 17), (PADDING, 1)]]
+        + [[(0, 5)]],
+        "at borders": [[(1, 16), (0, 16)], [(0, 16), (2, 4)], [(2, 1), (0, 5)]],
+        "token by token": [[(0, 1), (1, 1), (2, 1)]] * 5 + [[(0, 1), (1, 1)]] * 11 + [[(0, 1)]] * 21,
+        "alone": [[(2, 5)], [(1, 16)], [(0, 37)]],
+    }
+    for way, steps in ways.items():
+        own = [torch.full_like(state, float("nan")) for state in states]
+        found = in_steps(make(own), inputs, steps)
+        expected = expected or found
+        assert all(map(torch.equal, found, expected)), way
+        assert all(bool(state[[KEPT_SLOT, NUM_SLOTS - 1]].isnan().all()) for state in own), way
+    assert expected is not None and not any(bool(each.isnan().any()) for each in expected)
+
+    for position in (2, 14, 15, 16, 31, 35):
+        own = [torch.full_like(state, float("nan")) for state in states]
+        run, behind = make(own), position + 1
+        kept = in_steps(run, inputs, [[(0, 2), (1, 16)], [(2, 5), (0, 35)]], {(SLOTS[0], position): KEPT_SLOT})
+        assert all(map(torch.equal, kept, expected)), position
+        for state in own:
+            state[NUM_SLOTS - 1] = state[KEPT_SLOT]
+        for slot in (KEPT_SLOT, NUM_SLOTS - 1):
+            rest = run(inputs[0][behind:], sequences_of([(slot, behind, 37 - behind)], device=inputs[0].device))
+            assert torch.equal(rest, expected[0][behind:]), position

@@ -55,6 +55,10 @@ WITH_EXPERTS = ("qwen3-moe", "mixtral-window", "qwen2-moe", "glm4-moe-groups", "
 """Dense layers beside them; windows; shared experts with a gate; groups, sigmoids, biases of choices; biases of
 experts, clamped SwiGLU and sinks."""
 
+WITH_STATES = {"qwen3-next": "gated_delta_rule", "kimi-linear": "gated_delta_rule", "falcon-h1": "state_space_scan"}
+"""With the recurrence of each: one decay a head beside experts, a decay of each channel, and a state space beside
+attention in one layer."""
+
 
 NEIGHBOUR = 0.02
 """Bound of the difference between log probabilities in fp8, where one number may be rounded to the next."""
@@ -287,6 +291,33 @@ def test_so_they_are_with_experts(
     route = moe.route_experts
     monkeypatch.setattr(moe, "route_experts", lambda *logits: (route(*logits)[0], route(*logits)[1].roll(1, dims=1)))
     assert serve(folder, sequences())[0].output_log_probs != pytest.approx(expected[0].output_log_probs, abs=1e-4)
+
+
+def _across_chunks(most: int) -> list[Work]:
+    """Prompts of at most so many tokens a step, one of them on a cached prefix of another that ends within a chunk, and
+    one whose output is computed again as a prompt."""
+    first = Work(prompt=make_prompt(37, 2), max_tokens=3, chunk=most, log_probs=True)
+    again = Work(prompt=make_prompt(13, 6), max_tokens=6, chunk=most, log_probs=True, pauses_at=4)
+    shared = first.prompt[:22] + make_prompt(3, 8)
+    second = Work(prompt=shared, max_tokens=2, chunk=most, log_probs=True, arrives=7, shares=first, shared_blocks=5)
+    return [first, again, second]
+
+
+@pytest.mark.parametrize(("network", "recurrence"), WITH_STATES.items())
+def test_so_they_are_with_states_and_no_bit_depends_on_where_steps_end(
+    network: str, recurrence: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
+    folder = make_checkpoint(tmp_path, network).folder
+    expected = serve(folder, _across_chunks(64))
+    launched: Counter[str] = request.getfixturevalue("launched")
+    found = serve(folder, _across_chunks(64), deterministic=True)
+    assert [work.output for work in found] == [work.output for work in expected]
+    assert found[0].output_log_probs == pytest.approx(expected[0].output_log_probs, abs=1e-4)
+    assert launched[recurrence] > 0
+    assert results(serve(folder, _across_chunks(7), deterministic=True)) == results(found)
+    alone = [replace(work, shares=None, shared_blocks=0, pauses_at=0) for work in _across_chunks(64)]
+    assert [each for work in alone for each in results(serve(folder, [work], deterministic=True))] == results(found)
 
 
 def test_a_wrong_kernel_is_noticed(

@@ -44,7 +44,7 @@ from inflight_kernels.norm import (
 )
 from inflight_kernels.norm.part_squares import PartSquares
 from inflight_kernels.quantization import quantize_per_token
-from inflight_kernels.recurrent import causal_conv, gated_delta_rule, gated_rms_norm, state_space_scan
+from inflight_kernels.recurrent import causal_conv, chunk_shape, gated_delta_rule, gated_rms_norm, state_space_scan
 from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 from inflight_kernels.rope import rope, rope_and_kv_write, rope_and_latent_write
@@ -75,6 +75,7 @@ __all__ = [
     "block_scaled_linear",
     "cache_slots",
     "causal_conv",
+    "chunk_shape",
     "coded_linear",
     "copy_blocks",
     "decode_attention",

@@ -16,7 +16,7 @@ from torch import Tensor
 import inflight_kernels
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.part import Part
-from inflight.layers.state import CONVOLUTION, LayerState, StateSpec, TensorSpec, Unit, last_inputs
+from inflight.layers.state import CHUNK, CONVOLUTION, LayerState, StateSpec, TensorSpec, Unit, chunk_inputs, last_inputs
 from inflight_kernels import Activation
 from inflight_kernels.recurrent.gate import Gate
 
@@ -57,7 +57,12 @@ class GatedDeltaNet:
     @property
     def state_spec(self) -> StateSpec:
         matrices = TensorSpec(RECURRENCE, (self.num_value_heads, self.key_dim, self.value_dim), torch.float32)
-        return StateSpec(unit=Unit.SEQUENCE, tensors=(last_inputs(self.conv_weight_CW, self.dtype), matrices))
+        inputs = last_inputs(self.conv_weight_CW, self.dtype)
+        num_decays = len(self.dt_bias) // self.num_value_heads
+        chunk = chunk_inputs(
+            self.a_log_V, self.num_value_heads, self.key_dim + self.value_dim + num_decays + 1, self.dtype
+        )
+        return StateSpec(unit=Unit.SEQUENCE, tensors=(inputs, matrices, *chunk))
 
     def __call__(self, hidden_TD: Any, state: LayerState, metadata: AttentionMetadata) -> Tensor:
         """See StatefulPart."""
@@ -82,6 +87,7 @@ class GatedDeltaNet:
             state[RECURRENCE],
             metadata.sequences,
             self.key_dim,
+            state.get(CHUNK),
         )
         gated = inflight_kernels.gated_rms_norm(values, gates, self.norm_weight, self.norm_eps, self.gate)
         return self.output(gated, metadata)

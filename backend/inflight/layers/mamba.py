@@ -17,7 +17,7 @@ import inflight_kernels
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.norm_parts import NormParts
 from inflight.layers.part import Part
-from inflight.layers.state import CONVOLUTION, LayerState, StateSpec, TensorSpec, Unit, last_inputs
+from inflight.layers.state import CHUNK, CONVOLUTION, LayerState, StateSpec, TensorSpec, Unit, chunk_inputs, last_inputs
 from inflight_kernels import Activation
 
 STATE_SPACE = "state space"
@@ -62,7 +62,9 @@ class Mamba:
     @property
     def state_spec(self) -> StateSpec:
         states = TensorSpec(STATE_SPACE, (self.num_heads, self.head_dim, self.state_dim), torch.float32)
-        return StateSpec(unit=Unit.SEQUENCE, tensors=(last_inputs(self.conv_weight_CW, self.dtype), states))
+        inputs = last_inputs(self.conv_weight_CW, self.dtype)
+        chunk = chunk_inputs(self.a_log_H, self.num_heads, self.head_dim + self.state_dim + 1, self.dtype)
+        return StateSpec(unit=Unit.SEQUENCE, tensors=(inputs, states, *chunk))
 
     def __call__(self, hidden_TD: Any, state: LayerState, metadata: AttentionMetadata) -> Tensor:
         """See StatefulPart."""
@@ -89,6 +91,7 @@ class Mamba:
             state[STATE_SPACE],
             metadata.sequences,
             self.time_limits,
+            state.get(CHUNK),
         )
         gates = _times(mixed[:, :size], self.gate_multiplier)
         if self.norm_weight is None:

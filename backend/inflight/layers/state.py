@@ -14,8 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+import inflight_kernels
+
 CONVOLUTION = "convolution"
 """Name of the last inputs of a short convolution, in the state of whatever part has one."""
+
+CHUNK = "chunk"
+"""Name of the inputs of a recurrence's incomplete chunk, likewise."""
 
 Zeros = Callable[[tuple[int, ...], torch.dtype], Tensor]
 """Makes a tensor of a shape and dtype."""
@@ -75,3 +80,10 @@ def last_inputs(conv_weight_CW: Tensor, dtype: torch.dtype) -> TensorSpec:
     """What a short convolution with this weight keeps of a sequence; `dtype`: of its inputs."""
     channels, width = conv_weight_CW.shape
     return TensorSpec(CONVOLUTION, (width - 1, channels), dtype)
+
+
+def chunk_inputs(on: Tensor, num_heads: int, num_inputs: int, dtype: torch.dtype) -> tuple[TensorSpec, ...]:
+    """What a recurrence with so many inputs of each token for each head keeps of them, on the device of `on`: nothing
+    where it computes token by token. `dtype`: of the inputs."""
+    shape = inflight_kernels.chunk_shape(on, num_heads, num_inputs)
+    return () if shape is None else (TensorSpec(CHUNK, shape, dtype),)

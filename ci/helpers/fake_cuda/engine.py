@@ -30,6 +30,8 @@ from inflight_kernels.common.last_program import counters
 BLOCK_SIZE = 16
 MAX_SEQ_LEN = 4096
 NUM_BLOCKS = 4096
+NUM_SNAPSHOTS = 8
+"""Of networks that keep states of sequences."""
 ADAPTER_UID = 1
 POST_PROCESSOR = "scaled"
 
@@ -85,7 +87,9 @@ class FakeEngine:
             networks.append(make_network(folder, {**values, "num_hidden_layers": 1}, **sizes))
         specs = tuple(spec for each in networks for spec in each.decoder.state_specs)
         shape = StateShape(specs=specs, block_size=block_size)
-        cache = StateStore(shape, NUM_BLOCKS, CUDA)
+        num_snapshots = NUM_SNAPSHOTS if shape.slot_bytes else None
+        num_slots = 0 if num_snapshots is None else max_batch_size + 1 + num_snapshots
+        cache = StateStore(shape, NUM_BLOCKS, CUDA, num_slots)
         processors = LogitsPostProcessorConfig(processor_map={POST_PROCESSOR: _halve} if with_options else {})
         adapters: AdapterStore | None = None
         if with_options:
@@ -120,6 +124,7 @@ class FakeEngine:
             post_processors=processors,
             host_blocks=HostUnits(cache.block_tensors, 4, CUDA) if with_options else None,
             adapters=adapters,
+            num_snapshots=num_snapshots,
             draft_network=networks[1].decoder if with_draft_model else None,
             records_graphs=records_graphs,
         )

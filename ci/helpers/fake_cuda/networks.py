@@ -195,9 +195,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "model_type": "nemotron",
         "partial_rotary_factor": 0.5,
     },
+    "qwen3.5": {
+        **LLAMA_8B,
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "head_dim": 256,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+    },
+    "falcon h1": {
+        **LLAMA_8B,
+        "architectures": ["FalconH1ForCausalLM"],
+        "model_type": "falcon_h1",
+        "head_dim": 128,
+        "mamba_d_ssm": 4096,
+        "mamba_n_heads": 64,
+        "mamba_n_groups": 2,
+        "mamba_d_state": 128,
+    },
 }
 """Together of every part: windows, biases, norms on heads, partly rotated heads, scaled parts, experts; soft caps,
-sinks, norms behind branches, norms of all heads, LayerNorm, parallel branches, learned positions, no gate, latents."""
+sinks, norms behind branches, norms of all heads, LayerNorm, parallel branches, learned positions, no gate, latents,
+states of sequences."""
 WHOLE_ONLY = frozenset({"olmo 2"})
 """Those of FAMILIES that ranks cannot split."""
 

@@ -11,6 +11,7 @@ import torch
 from ci.kernels.meta_tensors import bf16, of, show
 from inflight_kernels import Activation, Gate, StepSequences
 from inflight_kernels.recurrent import gpu
+from inflight_kernels.recurrent.chunk import chunk_shape
 from inflight_kernels.recurrent.gpu.gated_delta_rule import CANDIDATES as DELTA_CANDIDATES
 from inflight_kernels.recurrent.gpu.state_space_scan import CANDIDATES as SCAN_CANDIDATES
 
@@ -54,6 +55,7 @@ def _delta(
         of(torch.float32, 65, num_heads, dim, dim),
         _sequences(64, tokens, with_kept),
         dim,
+        bf16(65, *chunk_shape(of(torch.bfloat16, 0), num_heads, 2 * dim + num_decays // num_heads + 1)),
         config=config,
     )
 
@@ -70,6 +72,7 @@ def _scan(*, with_kept: bool = False, config: Mapping[str, int] | None = None) -
         of(torch.float32, num_heads),
         of(torch.float32, 65, num_heads, head_dim, state_dim),
         _sequences(64, tokens, with_kept),
+        chunk=bf16(65, *chunk_shape(of(torch.bfloat16, 0), num_heads, head_dim + state_dim + 1)),
         config=config,
     )
 

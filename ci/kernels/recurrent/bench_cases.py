@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,18 +12,22 @@ from torch import Tensor
 from ci.bench.kernels.case import Case, Goal, Inputs, Peer, float_dtype, same_way
 from inflight_kernels import Activation, StepSequences
 from inflight_kernels.recurrent import gpu
+from inflight_kernels.recurrent.chunk import CHUNK, chunk_shape
 from inflight_kernels.recurrent.gpu.gated_delta_rule import CANDIDATES as DELTA_CANDIDATES
 from inflight_kernels.recurrent.gpu.state_space_scan import CANDIDATES as SCAN_CANDIDATES
 
 TAPS = 4
+KEPT = CHUNK // 2
+"""Tokens of a decode's chunk that came before it."""
 
 
 def _sequences(count: int, tokens: int, device: torch.device) -> StepSequences:
-    """So many, each with as many new tokens and none before."""
+    """So many, each with as many new tokens; prompts have none before, and decodes a chunk and a half."""
+    first = CHUNK + KEPT if tokens == 1 else 0
     return StepSequences(
         slots_B=torch.arange(count, device=device),
         starts=torch.arange(0, count * tokens + 1, tokens, dtype=torch.int32, device=device),
-        positions_T=torch.arange(tokens, device=device).repeat(count),
+        positions_T=torch.arange(first, first + tokens, device=device).repeat(count),
     )
 
 
@@ -58,15 +63,16 @@ def _conv_case(title: str, count: int, tokens: int, channels: int, goal: Goal) -
 def _delta_inputs(
     count: int, tokens: int, num_keys: int, num_heads: int, dim: int, device: torch.device, i: int
 ) -> Inputs:
-    """qkv, a, b, a_log, dt_bias, state, sequences, dim."""
+    """qkv, a, b, a_log, dt_bias, state, sequences, dim, chunk."""
     generator, dtype = torch.Generator(device).manual_seed(i), float_dtype(device)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device)
 
     num_tokens = count * tokens
+    qkv = random(num_tokens, (2 * num_keys + num_heads) * dim).to(dtype)
     return (
-        random(num_tokens, (2 * num_keys + num_heads) * dim).to(dtype),
+        qkv,
         random(num_tokens, num_heads).to(dtype),
         random(num_tokens, num_heads).to(dtype),
         random(num_heads),
@@ -74,11 +80,20 @@ def _delta_inputs(
         torch.zeros(count, num_heads, dim, dim, device=device),
         _sequences(count, tokens, device),
         dim,
+        qkv.new_zeros(count, *chunk_shape(qkv, num_heads, 2 * dim + 2)),
     )
 
 
 def _delta(
-    qkv: Tensor, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor, state: Tensor, _: StepSequences, dim: int
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    _: StepSequences,
+    dim: int,
+    *__: Any,
 ) -> Tensor:
     """Of all sequences together, each from a state of zeros."""
     count, num_heads = state.shape[:2]
@@ -101,6 +116,10 @@ def _delta(
 
 def _delta_case(title: str, count: int, tokens: int, num_keys: int, num_heads: int, dim: int, goal: Goal) -> Case:
     per_token = 4 * (num_keys + num_heads) * dim + 4 * num_heads
+    # A prompt ends with a chunk, and reads no state; a decode completes none, and writes none.
+    kept, of_kept = 2 * (KEPT + 1) * num_heads * (2 * dim + 2), f" + {2 * (KEPT + 1)} B V (2 D + 2)"
+    if tokens > 1:
+        kept, of_kept = 0, ""
     return Case(
         kernel="K17",
         title=title,
@@ -109,9 +128,9 @@ def _delta_case(title: str, count: int, tokens: int, num_keys: int, num_heads: i
         run=lambda inputs: gpu.gated_delta_rule(*inputs),
         reference=lambda inputs: _delta(*inputs),
         tolerance=2e-2,
-        bytes=count * (8 * num_heads * dim * dim + tokens * per_token),
-        formula="8 B V D^2 + T (4 (K + V) D + 4 V)",
-        flops=8 * count * tokens * num_heads * dim * dim,
+        bytes=count * (4 * num_heads * dim * dim + kept + tokens * per_token),
+        formula="4 B V D^2 + T (4 (K + V) D + 4 V)" + of_kept,
+        flops=count * tokens * num_heads * dim * (6 * dim + 8 * CHUNK),
         peers={"torch eager": Peer(same_way(_delta), on_cpu=True)},
         candidates={"gated_delta_rule": DELTA_CANDIDATES},
     )
@@ -127,13 +146,14 @@ def _scan_inputs(
     device: torch.device,
     i: int,
 ) -> Inputs:
-    """x, b, c, dt, a_log, d, dt_bias, state, sequences."""
+    """x, b, c, dt, a_log, d, dt_bias, state, sequences, limits, chunk."""
     generator, dtype = torch.Generator(device).manual_seed(i), float_dtype(device)
     widths = (num_heads * head_dim, num_groups * state_dim, num_groups * state_dim, num_heads)
-    columns = (torch.randn(count * tokens, width, generator=generator, device=device).to(dtype) for width in widths)
+    columns = [torch.randn(count * tokens, width, generator=generator, device=device).to(dtype) for width in widths]
     of_heads = torch.randn(3, num_heads, generator=generator, device=device)
     state = torch.zeros(count, num_heads, head_dim, state_dim, device=device)
-    return *columns, *of_heads, state, _sequences(count, tokens, device)
+    chunk = columns[0].new_zeros(count, *chunk_shape(columns[0], num_heads, head_dim + state_dim + 1))
+    return *columns, *of_heads, state, _sequences(count, tokens, device), (0.0, float("inf")), chunk
 
 
 def _scan(
@@ -145,7 +165,7 @@ def _scan(
     d: Tensor,
     dt_bias: Tensor,
     state: Tensor,
-    _: StepSequences,
+    *_: Any,
 ) -> Tensor:
     """Of all sequences together, each from a state of zeros."""
     count, num_heads, head_dim, state_dim = state.shape
@@ -164,6 +184,7 @@ def _scan(
 def _scan_case(title: str, count: int, shape: tuple[int, int, int, int], goal: Goal) -> Case:
     num_heads, num_groups, head_dim, state_dim = shape
     per_token = 4 * num_heads * head_dim + 4 * num_groups * state_dim + 2 * num_heads
+    kept = 2 * (KEPT + 1) * num_heads * (head_dim + state_dim + 1)
     return Case(
         kernel="K17",
         title=title,
@@ -172,8 +193,8 @@ def _scan_case(title: str, count: int, shape: tuple[int, int, int, int], goal: G
         run=lambda inputs: gpu.state_space_scan(*inputs),
         reference=lambda inputs: _scan(*inputs),
         tolerance=2e-2,
-        bytes=count * (8 * num_heads * head_dim * state_dim + per_token),
-        formula="8 B H P N + T (4 H P + 4 G N + 2 H)",
+        bytes=count * (4 * num_heads * head_dim * state_dim + kept + per_token),
+        formula=f"4 B H P N + {2 * (KEPT + 1)} B H (P + N + 1) + T (4 H P + 4 G N + 2 H)",
         peers={"torch eager": Peer(same_way(_scan), on_cpu=True)},
         candidates={"state_space_scan": SCAN_CANDIDATES},
     )
@@ -207,7 +228,8 @@ def _norm_case(title: str, tokens: int, width: int, group_size: int, goal: Goal)
 
 
 def cases(tiny: bool) -> list[Case]:
-    """A prompt of 8k tokens, and 64 decodes. What they leave in a state is not read again: all begin at position 0."""
+    """Prompts of 8k tokens and 1k, and 64 decodes. All begin with states and earlier inputs of zeros, and a call reads
+    nothing that one has written before."""
     channels, tokens, count = (24, 40, 3) if tiny else (8192, 8192, 64)
     of_heads = (1, 2, 16) if tiny else (16, 32, 128)
     return [
@@ -227,12 +249,12 @@ def cases(tiny: bool) -> list[Case]:
             of_heads[2],
             Goal("85 % of BW", fraction=0.85),
         ),
-        # A microsecond of a token: two sums over the rows of a state, and a load.
+        # Four microseconds of a chunk: about ten products that need each other, and a load.
         _delta_case(
             "gated delta rule of 1k 32 x 128 bf16",
             1,
-            6 if tiny else 1024,
+            2 * CHUNK if tiny else 1024,
             *of_heads,
-            Goal("1 us a token", microseconds=1024.0),
+            Goal("0.25 us a token", microseconds=256.0),
         ),
     ]

@@ -85,7 +85,9 @@ def test_the_number_of_rows_in_a_padded_batch_changes_nothing(engine: FakeEngine
     assert differences(of_seven, of_eight) == set()
 
 
-@pytest.mark.parametrize("family", ["gemma 2", "olmo 2", "cohere 2", "gpt-2", "gpt-oss", "glm4 moe"])
+@pytest.mark.parametrize(
+    "family", ["gemma 2", "olmo 2", "cohere 2", "gpt-2", "gpt-oss", "glm4 moe", "qwen3.5", "falcon h1"]
+)
 def test_nor_do_they_with_parts_that_llama_lacks(family: str, device: FakeDevice, tmp_path: Path) -> None:
     engine = FakeEngine(device, tmp_path, FAMILIES[family], max_batch_size=8)
     first, *others = (decode(engine, MODES["greedy"], *step) for step in ((5, 100), (7, 100), (8, 3000)))

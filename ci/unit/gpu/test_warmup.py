@@ -154,6 +154,8 @@ def test_nor_does_a_mixture_of_experts(
         ("olmo 2", "rms_norm_kernel"),
         ("cohere 2", "layer_norm_kernel"),
         ("gpt-2", "activate_kernel"),
+        ("qwen3.5", "gated_delta_rule_kernel"),
+        ("falcon h1", "state_space_scan_kernel"),
     ],
 )
 def test_nor_do_parts_that_llama_lacks(

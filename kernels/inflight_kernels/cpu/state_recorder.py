@@ -65,6 +65,7 @@ class StateRecorder(Notes):
         state: Tensor,
         sequences: StepSequences,
         key_dim: int,
+        chunk: None = None,
     ) -> Tensor:
         self._check_sequences(sequences)
         slots, num_heads, _, value_dim = state.shape
@@ -114,6 +115,7 @@ class StateRecorder(Notes):
         state: Tensor,
         sequences: StepSequences,
         dt_limits: tuple[float, float] = (0.0, float("inf")),
+        chunk: None = None,
     ) -> Tensor:
         self._check_sequences(sequences)
         slots, num_heads, head_dim, state_dim = state.shape

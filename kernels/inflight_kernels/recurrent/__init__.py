@@ -1,9 +1,15 @@
 """Layers that keep a state for each sequence instead of keys and values for each token.
 
 A state is a tensor whose first dimension are slots; StepSequences says whose tokens a step has, where a sequence's
-state lies, and behind which of its tokens it is kept in a slot more. Every function computes a token from the state
-before it, in float32, whatever else is in the step: a prompt has the same bits in one step, in chunks with any borders,
-and token by token.
+state lies, and behind which of its tokens it is kept in a slot more. Every function computes in float32, and a token
+from those before it alone, whatever else is in the step: a prompt has the same bits in one step, in steps with any
+borders, and token by token.
+
+CPUs compute a recurrence token by token. A GPU would wait for each of them, so its kernels compute chunks, which begin
+at fixed positions of the sequence (`chunk.py`). A step may begin and end within one. Therefore the state is that at the
+last border, and beside it lie the inputs of the tokens behind it, in a tensor of its own: with them a step computes its
+tokens' chunk from the border on, so that prompts, outputs and drafts are computed alike. Tokens that are computed again
+cost no product more: a matrix instruction has as many rows as a chunk has tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +20,13 @@ from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.dispatch import implementation
 from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
+
+
+def chunk_shape(tensor: Tensor, num_heads: int, num_inputs: int) -> tuple[int, int, int] | None:
+    """The shape, in a slot, of the inputs that a recurrence keeps of an incomplete chunk: `num_inputs` of each token
+    for each of its heads. None = it keeps none on the device of `tensor`."""
+    shape: tuple[int, int, int] | None = implementation(tensor, __name__).chunk_shape(tensor, num_heads, num_inputs)
+    return shape
 
 
 def causal_conv(
@@ -46,6 +59,7 @@ def gated_delta_rule(
     state: Tensor,
     sequences: StepSequences,
     key_dim: int,
+    chunk: Tensor | None = None,
 ) -> Tensor:
     """The gated delta rule of linear attention (Gated DeltaNet; Kimi Delta Attention). Returns (T, V * Dv).
 
@@ -59,10 +73,11 @@ def gated_delta_rule(
 
     `a` (T, V), `b` (T, V) of the dtype of qkv, `a_log` and `dt_bias` (V,) float32. With `a` (T, V * Dk) and `dt_bias`
     (V * Dk,) each row of S decays by itself. `state` (slots, V, Dk, Dv) float32, contiguous, has S of each sequence and
-    is read and written.
+    is read and written. So is `chunk`, of the dtype of qkv, contiguous, (slots, *chunk_shape) of V heads and their
+    inputs: a key, a value, decays and b; None where that is None.
     """
     result: Tensor = implementation(qkv, __name__).gated_delta_rule(
-        qkv, a, b, a_log, dt_bias, state, sequences, key_dim
+        qkv, a, b, a_log, dt_bias, state, sequences, key_dim, chunk
     )
     return result
 
@@ -101,6 +116,7 @@ def state_space_scan(
     state: Tensor,
     sequences: StepSequences,
     dt_limits: tuple[float, float] = (0.0, float("inf")),
+    chunk: Tensor | None = None,
 ) -> Tensor:
     """The recurrence of a state space with one decay a head (Mamba-2). Returns (T, H * P).
 
@@ -112,9 +128,10 @@ def state_space_scan(
         S = exp(-exp(a_log) * s) * S + (s * x) b
         out = S c + d * x
 
-    `state` (slots, H, P, N) float32, contiguous, has S of each sequence and is read and written.
+    `state` (slots, H, P, N) float32, contiguous, has S of each sequence and is read and written. So is `chunk`, of the
+    dtype of x, contiguous, (slots, *chunk_shape) of H heads and their inputs: x, b and dt; None where that is None.
     """
     result: Tensor = implementation(x, __name__).state_space_scan(
-        x, b, c, dt, a_log, d, dt_bias, state, sequences, dt_limits
+        x, b, c, dt, a_log, d, dt_bias, state, sequences, dt_limits, chunk
     )
     return result

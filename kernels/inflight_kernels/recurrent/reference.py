@@ -42,6 +42,10 @@ def _each(sequences: StepSequences) -> Iterator[_Tokens]:
         yield _Tokens(slot, slice(start, end), int(sequences.positions_T[start]) == 0, kept)
 
 
+def chunk_shape(tensor: Tensor, num_heads: int, num_inputs: int) -> None:
+    """None, for a token at a time has no chunk."""
+
+
 def causal_conv(
     x: Tensor,
     weight: Tensor,
@@ -78,6 +82,7 @@ def gated_delta_rule(
     state: Tensor,
     sequences: StepSequences,
     key_dim: int,
+    chunk: None = None,
 ) -> Tensor:
     """A token at a time. Of no matrix products, whose order of sums is not known."""
     _, num_heads, _, value_dim = state.shape
@@ -143,6 +148,7 @@ def state_space_scan(
     state: Tensor,
     sequences: StepSequences,
     dt_limits: tuple[float, float] = (0.0, float("inf")),
+    chunk: None = None,
 ) -> Tensor:
     """A token at a time, of no matrix products either."""
     _, num_heads, head_dim, state_dim = state.shape

@@ -20,9 +20,18 @@ def check_sequences(sequences: StepSequences, num_tokens: int) -> int:
     return num_sequences
 
 
-def check_state(state: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def check_state(name: str, state: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Raise ValueError unless `state` is contiguous (slots, *shape) of `dtype`."""
-    check_dtype("state", state, dtype)
-    check_shape("state", state, (state.shape[0], *shape))
+    check_dtype(name, state, dtype)
+    check_shape(name, state, (state.shape[0], *shape))
     if not state.is_contiguous():
-        raise ValueError("state must be contiguous")
+        raise ValueError(f"{name} must be contiguous")
+
+
+def check_chunk(chunk: Tensor | None, state: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Raise ValueError unless it has the slots of `state`."""
+    if chunk is None:
+        raise ValueError(f"the kernels keep the inputs of incomplete chunks: chunk must have {shape} of each slot")
+    check_state("chunk", chunk, shape, dtype)
+    check_shape("chunk", chunk, (state.shape[0], *shape))
+    return chunk

@@ -133,7 +133,7 @@ def causal_conv(
     if bias is not None:
         check_shape("bias", bias, (num_channels,))
     check_unit_stride("x", x)
-    check_state(state, (num_taps - 1, num_channels), x.dtype)
+    check_state("state", state, (num_taps - 1, num_channels), x.dtype)
     num_sequences = check_sequences(sequences, num_tokens)
     y = torch.empty((num_tokens, num_channels), dtype=x.dtype, device=x.device)
     if y.numel():
