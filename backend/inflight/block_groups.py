@@ -6,6 +6,7 @@ block is the same number of bytes in every group, so that all take theirs from o
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 
@@ -27,6 +28,13 @@ class BlockGroups:
     @property
     def have_windows(self) -> bool:
         return any(self.windows)
+
+    def of_window(self, window: int) -> list[int]:
+        """The groups in which layers with such a window may be: those with the shortest one that holds what they see;
+        none if all windows are shorter."""
+        enough = {each for each in self.windows if not each or each >= window > 0}
+        own = min(enough, key=lambda each: each or math.inf, default=None)
+        return [group for group, each in enumerate(self.windows) if each == own]
 
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks of one group that hold so many tokens."""

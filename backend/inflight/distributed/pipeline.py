@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -73,9 +74,13 @@ class PipelineGroup:
         """The last stage's next result, for every other stage. Its exception is a ConnectionError if that is gone."""
         raise AssertionError("the last stage knows its results")
 
+    def all_gather(self, value: bytes) -> list[bytes]:
+        """Every stage's `value`, in their order. Not while steps run."""
+        return [value]
+
     def all_reduce_min(self, value: int) -> int:
         """The smallest of every stage's `value`. Not while steps run."""
-        return value
+        return min(map(int, self.all_gather(str(value).encode())))
 
     def close(self) -> None:
         """Leave the group."""
@@ -107,14 +112,15 @@ class LinkedPipelineGroup(PipelineGroup):
         assert self._last is not None, "the last stage knows its results"
         return self._last.receive()
 
-    def all_reduce_min(self, value: int) -> int:
+    def all_gather(self, value: bytes) -> list[bytes]:
+        values = [value]
         if self._before is not None:
-            value = min(value, int(bytes(self._before.receive().result())))
+            values = [*_decode(self._before.receive().result()), value]
         if self._next is not None:
-            self._next.send(str(value).encode())
-            return int(bytes(self.next_result().result()))
-        self.publish(str(value).encode())
-        return value
+            self._next.send(msgspec.msgpack.encode(values))
+            return _decode(self.next_result().result())
+        self.publish(msgspec.msgpack.encode(values))
+        return values
 
     def close(self) -> None:
         for link in self._links.values():
@@ -135,3 +141,7 @@ class NcclPipelineGroup(LinkedPipelineGroup):
         x = torch.empty(tuple(shape), dtype=dtype, device=device)
         dist.recv(x, self._ranks[self.stage - 1])
         return x
+
+
+def _decode(message: bytearray) -> list[bytes]:
+    return msgspec.msgpack.decode(message, type=list[bytes])

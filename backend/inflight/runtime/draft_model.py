@@ -1,12 +1,12 @@
 """The draft model on one rank: a second network, and the passes in which it makes a step's drafts on the device.
 
 Its keys and values lie in caches of its own, in the same blocks and slots as the network's. Where it has computed none
-(a block that another sequence has cached while it decoded without drafts) it reads what was left there, and drafts are
-worse: never wrong, because each of them is verified. States of sequences lie in the network's slots too: that behind
-each draft in the slot of the network's own, so that a row which goes on from there has both; and where it computes
-none, what it knows of the row is copied there. Drafts are sampled as the row's tokens are, with the randomness of
-their own positions, but without what is staged for each position: words, n-grams and end tokens that are forbidden, a
-typical_p, the drafts before it in penalties. Nothing here waits for the host.
+(a block that another sequence has cached while it decoded without drafts), or where a row has given back its block, it
+reads what was left there, and drafts are worse: never wrong, because each of them is verified. States of sequences lie
+in the network's slots too: that behind each draft in the slot of the network's own, so that a row which goes on from
+there has both; and where it computes none, what it knows of the row is copied there. Drafts are sampled as the row's
+tokens are, with the randomness of their own positions, but without what is staged for each position: words, n-grams and
+end tokens that are forbidden, a typical_p, the drafts before it in penalties. Nothing here waits for the host.
 
 Legend: as in draft_passes; S rows that sample in the first pass.
 """
@@ -14,11 +14,13 @@ Legend: as in draft_passes; S rows that sample in the first pass.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 import inflight_kernels
+from inflight.layers.attention import AttentionMetadata
 from inflight.layers.state import LayerState, Unit
 from inflight.models.network import Network
 from inflight.runtime.batch_layout import lay_out, lay_out_decodes
@@ -40,8 +42,10 @@ class DraftModel:
         state: RowState,
         sampler: Sampler,
         input_buffer: InputBuffer,
+        filler_block: int | None = None,
     ) -> None:
-        """`input_buffer`: its own, as large as that of a step."""
+        """`input_buffer`: its own, as large as that of a step. `filler_block`: see StateStore; None = no row gives back
+        blocks while it runs."""
         self._network = network
         self._states = states
         self._slot_tensors = [
@@ -54,6 +58,7 @@ class DraftModel:
         self._state = state
         self._sampler = sampler
         self._input = input_buffer
+        self._filler_block = filler_block
 
     def draft(self, passes: DraftPasses, staged: dict[str, Tensor]) -> Tensor | None:
         """The step's drafts, int64 (passes * M), by their numbers (see `number_drafts`); None if there are none."""
@@ -63,7 +68,7 @@ class DraftModel:
         state.lengths_R.index_copy_(0, staged["draft_pass_rows"], staged["draft_pass_starts"])
         layout = lay_out(first, arrays, state, self._block_size, has_states=bool(self._slot_tensors))
         state.lengths_R.copy_(lengths_R)
-        hidden_TD = self._network.forward(layout.token_ids_T, self._states, layout.metadata)
+        hidden_TD = self._network.forward(layout.token_ids_T, self._states, self._storing(layout.metadata))
         if first.needs is None:
             return None
         sampling = find_sampling(first.needs, arrays, layout.rows_S, layout.lengths_S)
@@ -89,6 +94,14 @@ class DraftModel:
             tokens_M = self._sampler(self._network.logits(hidden_MD), needed, state).token_ids_S
             drafts[number, :size] = tokens_M
         return drafts.view(-1)
+
+    def _storing(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        """What it stores of tokens with which it catches up goes nowhere where their row has given back the block."""
+        if self._filler_block is None:
+            return metadata
+        end = self._filler_block * self._block_size
+        stored = (replace(each, slots_T=each.slots_T.masked_fill(each.slots_T >= end, -1)) for each in metadata.blocks)
+        return replace(metadata, blocks=tuple(stored))
 
     def carry_states(self, staged: dict[str, Tensor]) -> None:
         """Fill slots that a step keeps of tokens which this network does not compute."""

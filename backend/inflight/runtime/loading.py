@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 
+import msgspec
 import torch
 
 from inflight import __version__
@@ -41,7 +42,15 @@ from inflight.runtime.device import (
 from inflight.runtime.host_units import NOTHING_ON_HOST, HostCounts, HostUnits, count_host_units
 from inflight.runtime.kernel_cache import use_kernel_cache
 from inflight.runtime.prompt_blocks import PromptBlocks
-from inflight.runtime.state_store import StateShape, StateStore, Units, count_units, find_windows, num_slots
+from inflight.runtime.state_store import (
+    BlockLayer,
+    StateShape,
+    StateStore,
+    Units,
+    count_units,
+    find_windows,
+    num_slots,
+)
 from inflight.scheduler_output import HIDDEN_STATES, layer_output
 from inflight.weight_identity import weight_identity
 
@@ -99,18 +108,8 @@ class EngineParts:
     weights: SharedWeights | None
     """Memory that outlives this rank, in which they are or will be; None = they are its own."""
     max_seq_len: int
-
-    @property
-    def state_shape(self) -> StateShape:
-        """Of all networks, one behind the other. Windows longer than any sequence count for nothing."""
-        found = chain.from_iterable(network.state_specs for network in self.networks)
-        specs = tuple(replace(spec, window=0) if spec.window >= self.max_seq_len else spec for spec in found)
-        shape = StateShape(specs=specs, block_size=self.config.tokens_per_block)
-        # Stages may have other layers than the others, a draft model has its own; what is handed over is one table, and
-        # parts of blocks are copied from one.
-        config, is_alone = self.config, self.groups.pipeline.size == 1 and len(self.networks) == 1
-        has_one_table = not is_alone or config.max_tokens_in_buffer or config.enable_partial_reuse
-        return shape if has_one_table else replace(shape, windows=find_windows(shape, self.max_seq_len))
+    state_shape: StateShape
+    """Of all networks, one behind the other."""
 
 
 def load_engine(
@@ -188,6 +187,7 @@ def load_parts(
         networks.append(
             _load_draft_network(config, model.vocab_size, groups, device, max_seq_len, weights, resources.checkpoint)
         )
+    shape = _find_shape(config, networks, groups, max_seq_len)
     return EngineParts(
         config=config,
         model=model,
@@ -198,7 +198,33 @@ def load_parts(
         adapters=adapters,
         weights=weights,
         max_seq_len=max_seq_len,
+        state_shape=shape,
     )
+
+
+def _find_shape(
+    config: EngineConfig, networks: Sequence[Network], groups: ParallelGroups, max_seq_len: int
+) -> StateShape:
+    """Collective: all stages have the same groups of layers, whichever of the layers they have. Windows longer than any
+    sequence count for nothing."""
+    network, *draft_networks = networks
+    specs = [*network.state_specs]
+    # A draft model computes the token before the last one once more, when it may have seen another one in its place.
+    specs += [
+        replace(spec, window=spec.window + 1) if spec.window else spec
+        for each in draft_networks
+        for spec in each.state_specs
+    ]
+    shape = StateShape(
+        specs=tuple(replace(spec, window=0) if spec.window >= max_seq_len else spec for spec in specs),
+        block_size=config.tokens_per_block,
+    )
+    # What is handed over is one table, and parts of blocks are copied from one.
+    if config.max_tokens_in_buffer or config.enable_partial_reuse:
+        return shape
+    found = groups.pipeline.all_gather(msgspec.msgpack.encode(shape.layers))
+    stages = [msgspec.msgpack.decode(layers, type=list[BlockLayer]) for layers in found]
+    return replace(shape, windows=find_windows(stages, shape.block_size, max_seq_len))
 
 
 def with_cache(

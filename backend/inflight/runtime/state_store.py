@@ -7,7 +7,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations_with_replacement
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from inflight.block_groups import BlockGroups
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import InsufficientMemory
-from inflight.layers.state import LayerState, StateSpec, Unit
+from inflight.layers.state import LayerState, StateSpec, TensorSpec, Unit
 from inflight.runtime.device import free_memory, gib
 from inflight.runtime.host_memory import available_memory, occupy
 from inflight.runtime.staging import to_host_tensor
@@ -34,10 +36,20 @@ SNAPSHOT_FRACTION = 0.25
 """Of the cache's memory, at most, for snapshots of sequences' states if their number is not configured."""
 SNAPSHOTS_PER_ROW = 4
 """Likewise."""
-MAX_GROUPS = 8
+MAX_GROUPS = 9
 """Of layers with blocks of their own: a step's tokens have a slot in each."""
 SPARE_CPU_BYTES = 128 * 2**20
 """Host memory that must remain after the cache is allocated, for a step's own tensors and other threads."""
+
+
+class BlockLayer(NamedTuple):
+    """What decides where a layer's state of blocks is."""
+
+    window: int
+    kind: int
+    """Equal for layers that keep the same tensors: these can take turns in a place."""
+    num_bytes: int
+    """Of a token."""
 
 
 class Placing(NamedTuple):
@@ -54,32 +66,34 @@ class StateShape:
     specs: tuple[StateSpec, ...]
     block_size: int
     windows: tuple[int, ...] = (0,)
-    """Of groups of layers that have blocks of their own, see `find_windows`. One group are all layers, whatever their
-    windows."""
+    """Of groups of layers that have blocks of their own, see `find_windows`."""
 
     @property
     def groups(self) -> BlockGroups:
         return BlockGroups(self.block_size, self.windows)
 
     @property
+    def blocks(self) -> tuple[StateSpec, ...]:
+        """The specs of blocks that are no other layer's."""
+        return tuple(spec for spec in self.specs if spec.unit is Unit.BLOCK and not spec.shared_back)
+
+    @property
+    def layers(self) -> list[BlockLayer]:
+        """Of each of `blocks`."""
+        kinds: dict[tuple[TensorSpec, ...], int] = {}
+        return [
+            BlockLayer(spec.window, kinds.setdefault(spec.tensors, len(kinds)), spec.num_bytes) for spec in self.blocks
+        ]
+
+    @property
     def placed(self) -> list[tuple[StateSpec, Placing]]:
-        """The specs of blocks that are no other layer's, and where each is. Layers with equal windows take turns in
-        their groups."""
-        found: list[tuple[StateSpec, Placing]] = []
-        counts: Counter[int] = Counter()
-        for spec in self.specs:
-            if spec.unit is Unit.BLOCK and not spec.shared_back:
-                of_window = [group for group, window in enumerate(self.windows) if window == spec.window]
-                own = of_window if len(self.windows) > 1 and of_window else [0]
-                place, turn = divmod(counts[own[0]], len(own))
-                found.append((spec, Placing(own[turn], place)))
-                counts[own[0]] += 1
-        return found
+        """`blocks`, and where each is."""
+        return list(zip(self.blocks, place_layers(self.layers, self.groups), strict=True))
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block in all layers of a group that have blocks; may be 0."""
-        return self.block_size * sum({placing.place: spec.num_bytes for spec, placing in self.placed}.values())
+        return self.block_size * _num_bytes(self.layers, self.groups)
 
     @property
     def slot_bytes(self) -> int:
@@ -87,22 +101,45 @@ class StateShape:
         return sum(spec.num_bytes for spec in self.specs if spec.unit is Unit.SEQUENCE)
 
 
-def find_windows(shape: StateShape, max_seq_len: int) -> tuple[int, ...]:
-    """Of each group of layers with blocks of its own, if the longest sequence takes less memory then than with one
-    group, which is (0,).
+def place_layers(layers: Sequence[BlockLayer], groups: BlockGroups) -> list[Placing]:
+    """Where each of the layers is. Those of one kind with equal windows take turns in their groups, whose blocks have
+    places for each kind."""
+    found: list[Placing] = []
+    places: dict[tuple[int, int], int] = {}
+    counts: Counter[tuple[int, int]] = Counter()
+    own_groups = {window: groups.of_window(window) for window in {layer.window for layer in layers}}
+    for layer in layers:
+        own = own_groups[layer.window]
+        index, turn = divmod(counts[layer.kind, own[0]], len(own))
+        counts[layer.kind, own[0]] += 1
+        found.append(Placing(own[turn], places.setdefault((layer.kind, index), len(places))))
+    return found
 
-    A block has the same number of bytes in every group: those of as many layers as have the rarest of all windows, or
-    of more, so that there are few groups. Layers whose states differ have one group.
+
+def _num_bytes(layers: Sequence[BlockLayer], groups: BlockGroups) -> int:
+    """Of a token in all places of a block."""
+    placings = place_layers(layers, groups)
+    return sum({placing.place: layer.num_bytes for layer, placing in zip(layers, placings, strict=True)}.values())
+
+
+def find_windows(stages: Sequence[Sequence[BlockLayer]], block_size: int, max_seq_len: int) -> tuple[int, ...]:
+    """Of each group of layers with blocks of its own, such that the longest sequence takes least memory in the pipeline
+    stage that has most; of equals, as few groups as possible. One group, of all layers, is (0,).
+
+    A block has the same number of bytes in every group, so that some places in it may be of no use.
     """
-    blocks = [spec for spec in shape.specs if spec.unit is Unit.BLOCK and not spec.shared_back]
-    counts = Counter(spec.window for spec in blocks)
-    if not any(counts) or len({spec.tensors for spec in blocks}) > 1:
+    of_layers = sorted({layer.window for layers in stages for layer in layers})
+    if not any(of_layers):
         return (0,)
-    size = max(min(counts.values()), -(-len(blocks) // MAX_GROUPS))
-    windows = tuple(window for window, count in sorted(counts.items()) for _ in range(-(-count // size)))
-    groups = BlockGroups(shape.block_size, windows)
-    takes_less = groups.most_held_of_all(max_seq_len, 1) * size < groups.num_blocks(max_seq_len) * len(blocks)
-    return windows if takes_less else (0,)
+    several = (combinations_with_replacement(of_layers, count) for count in range(1, MAX_GROUPS + 1))
+    candidates = [BlockGroups(block_size, windows) for windows in chain.from_iterable(several)]
+
+    def cost(groups: BlockGroups) -> tuple[int, int]:
+        num_bytes = max(_num_bytes(layers, groups) for layers in stages)
+        return groups.most_held_of_all(max_seq_len, 1) * num_bytes, len(groups)
+
+    holds_all = (groups for groups in candidates if all(map(groups.of_window, of_layers)))
+    return min(holds_all, key=cost).windows
 
 
 class Units(NamedTuple):

@@ -99,6 +99,7 @@ class StepComputation:
                 state=self.state,
                 sampler=self._sampler,
                 input_buffer=InputBuffer(input_bytes, device, packs=sizes.pads),
+                filler_block=store.filler_block if any(store.windows) else None,
             )
         self._post_processing = post_processing
         self._groups = groups

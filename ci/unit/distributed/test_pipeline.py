@@ -36,6 +36,8 @@ NAMES = [
     *("phi3-partial-window", "granite-biases", "qwen3-moe", "gemma2", "olmo2", "gpt2", "cohere", "gpt-oss"),
     *("qwen3_5", "deepseek-v2"),
 ]
+WITH_WINDOWS = {"mistral-window": (11,), "gemma2": (0, 11), "gpt-oss": (0, 11)}
+"""Some of NAMES, and the windows of their groups of layers on two stages."""
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16
 PATIENCE = 120
@@ -111,6 +113,31 @@ def start_on_snapshots(
     return {key: engine.tokens(*key) for key in engine.results}, engine.kv_cache.num_reused_blocks
 
 
+def pass_windows(
+    rank_group: PipeGroup | SingleRank, mapping: Mapping, folder: Path
+) -> tuple[list[list[int]], tuple[int, ...], bool]:
+    """Of a network with windows: tokens of prompts that begin alike; the windows of its groups of layers; and whether
+    it had so few blocks that some were paused and blocks came back from the host."""
+    engine = make_engine(
+        folder,
+        rank_group,
+        mapping,
+        num_blocks=11,
+        max_num_tokens=16,
+        policy=SchedulerPolicy.MAX_UTILIZATION,
+        kv_cache_host_memory_bytes=2**20,
+    )
+    stem = make_prompt(34, seed=3)
+    prompts = [stem, [*stem[:30], 7, 8], [*stem[:13], 9], make_prompt(41, seed=4), [*stem, 5, 6, 7]]
+    for first in (0, 10):
+        engine.serve([make_request(first + number, prompt, 12) for number, prompt in enumerate(prompts)])
+    rank_group.barrier()
+    engine.runner.close()
+    tokens = [engine.tokens(first + number) for first in (0, 10) for number in range(len(prompts))]
+    is_short = engine.num_paused > 0 and engine.kv_cache.num_onboarded_blocks > 0
+    return tokens, engine.runner.windows, is_short and not engine.kv_cache.num_used_blocks
+
+
 def count_blocks(rank_group: PipeGroup, mapping: Mapping, folder: Path) -> int:
     """Of ranks that could hold different numbers of blocks."""
     engine = make_engine(folder, rank_group, mapping, num_blocks=90 - 10 * rank_group.rank)
@@ -161,7 +188,7 @@ def refusals(rank_group: PipeGroup, mapping: Mapping, folder: Path) -> list[str]
 
 def run_all(rank_group: PipeGroup, mapping: Mapping, cases: Cases, apart: Sequence[Path] = ()) -> dict[str, Any]:
     """Starting ranks takes longest, so they do everything in one life."""
-    folder = cases[0][0]
+    folder, folders = cases[0][0], {each.name: each for each, _ in cases}
     found: dict[str, Any] = {"outputs": generate(rank_group, mapping, cases)}
     if mapping.tp == 1:
         found["num_blocks"] = count_blocks(rank_group, mapping, folder)
@@ -169,6 +196,7 @@ def run_all(rank_group: PipeGroup, mapping: Mapping, cases: Cases, apart: Sequen
         found["refusals"] = refusals(rank_group, mapping, folder)
         found["fp8"] = round_keys(rank_group, mapping, folder)
         found["paused"], found["num_paused"] = pause(rank_group, mapping, folder)
+        found["windows"] = [pass_windows(rank_group, mapping, folders[name]) for name in WITH_WINDOWS]
         found["snapshots"] = [start_on_snapshots(rank_group, mapping, one) for one in apart]
     return found
 
@@ -226,6 +254,13 @@ def test_stages_compute_different_sequences_at_once(answers: list[dict[str, Any]
 
 def test_stages_agree_on_the_smallest_number_of_blocks(answers: list[dict[str, Any]]) -> None:
     assert [answer["num_blocks"] for answer in answers] == [80, 80]
+
+
+def test_stages_pass_windows_together(answers: list[dict[str, Any]], cases: Cases) -> None:
+    folders = {each.name: each for each, _ in cases}
+    for number, (name, windows) in enumerate(WITH_WINDOWS.items()):
+        tokens, *_ = pass_windows(SingleRank(), Mapping(), folders[name])
+        assert [answer["windows"][number] for answer in answers] == [(tokens, windows, True)] * 2
 
 
 def test_stages_must_be_told_every_token(answers: list[dict[str, Any]]) -> None:

@@ -6,6 +6,8 @@ Run: pytest ci/unit/runtime/test_block_windows.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,42 @@ def layers(*windows: int) -> tuple[Any, ...]:
     )
 
 
+def windows_of(stages: Sequence[tuple[Any, ...]], max_seq_len: int = 1000) -> tuple[int, ...]:
+    return find_windows([StateShape(specs=specs, block_size=4).layers for specs in stages], 4, max_seq_len)
+
+
 def test_groups_have_as_many_layers_as_the_rarest_window() -> None:
-    shape = StateShape(specs=layers(*([8] * 5 + [0]) * 4 + [8, 8]), block_size=4)
-    assert find_windows(shape, 1000) == (0, *[8] * 6)
-    assert find_windows(shape, 12) == (0,), "no sequence is long enough to pass more than it would take"
-    assert find_windows(StateShape(specs=layers(0, 0, 0), block_size=4), 1000) == (0,)
-    assert find_windows(StateShape(specs=layers(8, 8), block_size=4), 1000) == (8,)
-    few = StateShape(specs=layers(0, *[8] * 31), block_size=4)
-    assert find_windows(few, 1000) == (0, *[8] * 8), "a few groups, though most of the first one is of no use"
+    found = windows_of([layers(*([8] * 5 + [0]) * 4 + [8, 8])])
+    assert found == (0, *[8] * 6)
+    short = windows_of([layers(*([8] * 5 + [0]) * 4 + [8, 8])], max_seq_len=12)
+    assert short == (0,), "no sequence is long enough to pass more than it would take"
+    assert windows_of([layers(0, 0, 0)]) == (0,)
+    assert windows_of([layers(8, 8)]) == (8,)
+    few = windows_of([layers(0, *[8] * 31)])
+    assert few == (0, *[8] * 8), "a few groups, though most of the first one is of no use"
+
+
+def test_stages_have_groups_by_the_layers_of_all() -> None:
+    of_all = layers(*([8] * 5 + [0]) * 4 + [8, 8])
+    stages = [of_all[:13], of_all[13:]]
+    assert windows_of(stages) == (0, *[8] * 6)
+    assert windows_of([layers(0, 0), layers(8, 8)]) == (0,), "blocks of windows would be of no use in the first one"
+    assert windows_of([layers(8, 8), ()]) == (8,)
+    for own in (*stages, ()):
+        shape = StateShape(specs=own, block_size=4, windows=(0, *[8] * 6))
+        assert shape.block_bytes == (2 * 4 * of_all[0].num_bytes if own else 0)
+        assert all(spec.window == shape.windows[placing.group] for spec, placing in shape.placed)
+
+
+def test_layers_of_another_kind_have_places_of_their_own() -> None:
+    """Those of a draft model."""
+    narrow = tuple(replace(spec, tensors=spec.tensors[:1]) for spec in layers(0, 9, 20))
+    shape = StateShape(specs=(*layers(8, 0, 8), *narrow), block_size=4, windows=(0, 8, 8, 16))
+    assert [placing.group for _, placing in shape.placed] == [1, 0, 2, 0, 3, 0]
+    assert len({(placing.group, placing.place) for _, placing in shape.placed}) == 6
+    assert shape.block_bytes == 4 * (layers(0)[0].num_bytes + 2 * narrow[0].num_bytes)
+    assert windows_of([(*layers(*[8] * 3, 0), *narrow[:1])]) == (0, 8, 8, 8)
+    assert windows_of([(*layers(8, 8), *narrow[:1])]) == (0, 8, 8), "the draft model alone sees all tokens"
 
 
 def test_layers_of_a_group_have_memory_of_their_own() -> None:

@@ -320,6 +320,69 @@ def test_wrong_drafts_of_others_leave_it_what_it_knows(recurrent: Path, plain_re
     assert metrics.total_accepted_draft_tokens > 20
 
 
+# -- windows -----------------------------------------------------------------------------------------------------------
+
+
+WINDOWED = "gemma3"
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("windowed"), WINDOWED).folder
+
+
+@pytest.fixture(scope="module")
+def plain_windowed(windowed: Path) -> Tokens:
+    """Each request alone, without a draft model."""
+    engine = make_engine(windowed, None, enable_reuse=False)
+    for request in OF_TEXT:
+        engine.serve([request])
+    engine.runner.close()
+    return {key: engine.tokens(*key) for key in engine.results}
+
+
+@pytest.mark.parametrize("draft", ["twin", "stranger"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_blocks": 60, "max_batch_size": 22, "max_num_tokens": 24, "policy": SchedulerPolicy.MAX_UTILIZATION},
+        {"num_blocks": 60, "kv_cache_host_memory_bytes": 2**24},
+    ],
+    ids=["together", "in short memory", "from host memory"],
+)
+def test_blocks_that_are_given_back_change_no_token(
+    folder: Path, windowed: Path, plain_windowed: Tokens, draft: str, options: dict[str, Any]
+) -> None:
+    """With a draft model that has the network's windows, and with one that sees all tokens."""
+    engine = make_engine(windowed, windowed if draft == "twin" else folder, **options)
+    assert len(engine.runner.windows) > 1
+    engine.serve(OF_TEXT)
+    engine.runner.close()
+    assert {key: engine.tokens(*key) for key in engine.results} == plain_windowed
+    assert engine.kv_cache.num_free_blocks == engine.kv_cache.num_blocks
+
+
+@pytest.mark.parametrize("number", [1, 2, 8])
+def test_all_drafts_of_a_twin_with_windows_are_accepted(windowed: Path, plain_windowed: Tokens, number: int) -> None:
+    engine = make_engine(windowed, windowed)
+    engine.serve([REQUESTS[number - 1]])
+    engine.runner.close()
+    metrics = metrics_of(engine, number)
+    assert metrics.total_draft_tokens == metrics.total_accepted_draft_tokens > 20
+    assert engine.tokens(number) == plain_windowed[number, 0]
+
+
+def test_what_it_catches_up_with_is_stored_in_blocks_of_its_row_alone(windowed: Path) -> None:
+    """As many tokens as its windows have passed."""
+    engine = make_engine(windowed, windowed, max_batch_size=2, max_num_tokens=64)
+    engine.serve([make_request(1, make_prompt(9, seed=1), 50), make_request(2, make_prompt(7, seed=3), 30)])
+    engine.runner.close()
+    assert metrics_of(engine, 1).total_accepted_draft_tokens > 2
+    store = engine.runner._store
+    assert not any(tensor[store.filler_block].any() for tensor in store.block_tensors)
+
+
 def test_logits_that_are_not_finite_only_make_bad_drafts(
     folder: Path, tmp_path: Path, plain: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
