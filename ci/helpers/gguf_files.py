@@ -24,7 +24,7 @@ from gguf_networks import CONFIGS, MORE_KEYS, NAMES_WINDOWS, WIDE, kind_of, laye
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import TinyCheckpoint, needs_eager, write_checkpoint
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 ARCHITECTURES = {
     "mistral": "llama",
@@ -122,6 +122,23 @@ def write_model(
     return GgufModel(sorted(folder.glob("*.gguf"))[0] if tensors_of_part else path, TinyCheckpoint(dense, model.eval()))
 
 
+def write_file(path: Path, checkpoint: Path, kind: GGMLQuantizationType) -> None:
+    """The checkpoint in a folder, whatever its type and size, as a file without a vocabulary."""
+    config = AutoConfig.from_pretrained(checkpoint)
+    writer = GGUFWriter(path, ARCHITECTURES.get(kind_of(config), kind_of(config)))
+    _write_metadata(writer, config)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config.vocab_size)
+    written: dict[str, _Tensor] = {}
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        for key, tensor in load_file(file).items():
+            of_values = change_of(config, writer.arch, key)
+            for part, values in parts_of(config, key, tensor).items():
+                written[part] = _Tensor.of(part, of_values.forth(values.float()), kind)
+    _write_tensors(writer, config, written, stacks_experts=True, fuses_experts=False)
+    finish(writer)
+
+
 def random_k_quants(name: str, shape: torch.Size, kind: GGMLQuantizationType) -> NDArray[np.uint8]:
     """Rows of blocks of any bytes, but for the units, which give weights of a layer of 256 inputs."""
     rng, (block_size, num_bytes) = np.random.default_rng([*name.encode()]), gguf.GGML_QUANT_SIZES[kind]
@@ -175,8 +192,11 @@ class _Tensor:
     stored: NDArray[Any]
     """As the file has it."""
     kind: GGMLQuantizationType
-    numbers: torch.Tensor
-    """What it stands for."""
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """What it stands for."""
+        return torch.from_numpy(dequantize(self.stored, self.kind).copy())
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor, kind: GGMLQuantizationType) -> _Tensor:
@@ -189,7 +209,7 @@ class _Tensor:
             stored = np.zeros((tensor.shape[0], tensor.shape[1] // block_size * num_bytes), np.uint8)
         else:
             stored = quantize(tensor.float().numpy(), kind)
-        return cls(stored, kind, torch.from_numpy(dequantize(stored, kind).copy()))
+        return cls(stored, kind)
 
 
 def _write_tensors(

@@ -174,9 +174,8 @@ class _Naming:
 
     def _joined_tensors(self, layer: int, stems: Sequence[str], ending: str) -> JoinedTensors:
         names = [f"blk.{layer}.{stem}{ending}" for stem in stems]
-        for name in names:
-            if name not in self._file.tensors:
-                raise ConfigurationError(f"{self._file.path} has no tensor {name}, which belongs to {names}")
+        if missing := set(names) - self._file.tensors.keys():
+            raise ConfigurationError(f"{self._file.path}: of {', '.join(names)} there is no {min(missing)}")
         tensors = tuple(self._stacked(self._file.tensors[name], stem) for name, stem in zip(names, stems, strict=True))
         num_turns = {tensor.info.shape[0] for tensor in tensors if len(tensor.info.shape) == 3} or {1}
         if len(num_turns) > 1 or len({tensor.shape[1:] for tensor in tensors}) > 1:

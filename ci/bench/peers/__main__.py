@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ci.bench.checkpoint import SHAPES, make_checkpoint
 from ci.bench.local_packages import LOCAL
+from ci.bench.peers.families import FAMILIES, make_family
 from ci.bench.peers.installation import Unavailable, model_of, python_of
 from ci.bench.peers.peer import INFLIGHT, WORKERS, Contender
 from ci.bench.peers.rows import Row, as_data, rate_of, show, summarise
@@ -45,7 +46,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="counted rounds")
     parser.add_argument("--jobs", type=int, default=32, help="requests of case (b)")
     parser.add_argument("--engines", nargs="+", default=DEFAULT, help="PEER:FORMAT[:VARIANT], see peer.py")
-    parser.add_argument("--shape", choices=SHAPES, default="135m", help="of the checkpoint, made if missing")
+    parser.add_argument(
+        "--shape", choices=[*SHAPES, *FAMILIES], default="135m", help="of the checkpoint, made if missing"
+    )
     parser.add_argument(
         "--most-foreign", type=float, default=0.05, help="share of the cores above which a row is dropped"
     )
@@ -57,7 +60,11 @@ def main() -> int:
     except ValueError as error:
         parser.error(str(error))
 
-    checkpoint = make_checkpoint(ROOT / "build" / f"bench-{options.shape}", TOKENIZER, SHAPES[options.shape])
+    folder = ROOT / "build" / f"bench-{options.shape}"
+    if options.shape in SHAPES:
+        checkpoint = make_checkpoint(folder, TOKENIZER, SHAPES[options.shape])
+    else:
+        checkpoint = make_family(folder, TOKENIZER, FAMILIES[options.shape])
     unavailable: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         workers: dict[str, WorkerProcess] = {}

@@ -13,6 +13,7 @@ from ci.bench.local_packages import LOCAL
 from ci.bench.peers.peer import WORKERS, Contender, Peer
 
 MODELS = LOCAL / "models"
+HELPERS = Path(__file__).resolve().parents[2] / "helpers"
 RECIPE = "recipe.json"
 """In an environment that is whole: what it was made of."""
 
@@ -55,10 +56,24 @@ def model_of(contender: Contender, python: Path, checkpoint: Path, minutes: floa
     part = target.with_name(f"{target.name}.part")
     for old in (part, target):
         shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
-    command = [str(python), str(WORKERS / convert), str(checkpoint), str(part), contender.format]
+    source = gguf_of(checkpoint) if contender.peer.converts_gguf else checkpoint
+    command = [str(python), str(WORKERS / convert), str(source), str(part), contender.format]
     _run(command, target.with_name(f"{target.name}.log"), minutes)
     part.rename(target)
     return target
+
+
+def gguf_of(checkpoint: Path) -> Path:
+    """A file of its weights in bfloat16, without a vocabulary, because prompts are token ids."""
+    path = MODELS / checkpoint.name / "bf16.gguf"
+    if not path.exists() or path.stat().st_mtime <= (checkpoint / "config.json").stat().st_mtime:
+        sys.path.insert(0, str(HELPERS))
+        from gguf_files import BF16, write_file
+
+        part = path.with_suffix(".part")
+        write_file(part, checkpoint, BF16)
+        part.rename(path)
+    return path
 
 
 def _run(command: list[str], log: Path, minutes: float, environment: dict[str, str] | None = None) -> None:

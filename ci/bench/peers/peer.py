@@ -19,6 +19,8 @@ class Peer:
     convert: str = ""
     """A script in WORKERS, called with the checkpoint, the file or folder to write, and the format; empty = the
     checkpoint is read as it is."""
+    converts_gguf: bool = False
+    """Whether that script is called with the checkpoint as a GGUF file of bfloat16."""
     requirements: tuple[str, ...] = ()
     """pip's, of an environment of its own; none = this process's own."""
     unwanted: tuple[str, ...] = ()
@@ -38,6 +40,7 @@ def _llama_cpp(name: str, instructions: str) -> Peer:
         worker="llama_cpp_worker.py",
         formats=("bf16", "f16", "q8_0", "q4_0"),
         convert="llama_cpp_convert.py",
+        converts_gguf=True,
         requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy==2.4.6"),
         build={"CMAKE_ARGS": options, "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
     )

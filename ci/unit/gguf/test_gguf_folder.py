@@ -278,6 +278,27 @@ def test_what_would_be_computed_otherwise_is_refused(
         ("qwen2-yarn", lambda w: w.add_rope_scaling_yarn_attn_factor(1.0), "qwen2.rope.scaling.yarn_attn_factor other"),
         ("qwen2-yarn", lambda w: w.add_rope_scaling_attn_factors(1.3), "qwen2.rope.scaling.attn_factor other than 1 o"),
         ("starcoder2", lambda w: w.add_sliding_window(9), "starcoder2.attention.sliding_window is not supported for"),
+        (
+            "qwen3_5",
+            lambda w: w.add_ssm_group_count(4),
+            "qwen35.ssm.group_count (4) must divide qwen35.ssm.time_step_r",
+        ),
+        (
+            "qwen3_5",
+            lambda w: w.add_ssm_group_count(1),
+            "the 320 rows of blk.0.ssm_conv1d.weight are not the 256 that",
+        ),
+        (
+            "granite-hybrid",
+            lambda w: w.add_rope_scaling_finetuned(True),
+            "granitehybrid.rope.scaling.finetuned must be",
+        ),
+        (
+            "deepseek-v2",
+            lambda w: w.tensors[0].pop("blk.1.attn_v_b.weight"),
+            "of blk.1.attn_k_b.weight, blk.1.attn_v_b.weight there is no blk.1.attn_v_b.weight",
+        ),
+        ("lfm2", lambda w: w.add_block_count(4), "layer 3 has none of the tensors shortconv.conv, attn_q"),
     ],
 )
 def test_so_is_what_other_architectures_have(
