@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 import sys
+from pathlib import Path
 
 import llama_cpp
 
@@ -17,7 +17,7 @@ FORMATS = {
 
 def main(source: str, target: str, form: str) -> None:
     if form == "bf16":
-        shutil.copy(source, target)
+        Path(target).hardlink_to(source)
         return
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype = FORMATS[form]
