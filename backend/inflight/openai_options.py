@@ -22,7 +22,7 @@ TOOL_PARSERS = (
     "nemotron_json", "openai",
 )  # fmt: skip
 """By vLLM's names of its parsers, where it has one."""
-REASONING_PARSERS = ("deepseek_r1", "mistral", "qwen3", "seed_oss", "harmony")
+REASONING_PARSERS = ("deepseek_r1", "gemma4", "mistral", "qwen3", "seed_oss", "harmony")
 
 
 class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -231,6 +231,36 @@ GEMMA_3 = """{{ bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
 
+GEMMA_4 = """{{ bos_token }}
+{%- if tools or messages[0]['role'] == 'system' %}
+    {{- '<|turn>system\n' }}
+    {%- if messages[0]['role'] == 'system' %}{{ messages[0]['content'] | trim }}{% endif %}
+    {%- for tool in tools or [] %}
+        {{- '<|tool>declaration:' + tool['function']['name'] + '{description:<|"|>' }}
+        {{- tool['function']['description'] + '<|"|>}<tool|>' }}
+    {%- endfor %}
+    {{- '<turn|>\n' }}
+{%- endif %}
+{%- for message in messages if message['role'] != 'system' %}
+    {%- if message['role'] == 'tool' %}
+        {{- '<|tool_response>response:' + (message['name'] or 'tool') + '{value:<|"|>' }}
+        {{- message['content'] + '<|"|>}<tool_response|>' }}
+    {%- else %}
+        {{- '<|turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\n' }}
+        {%- for call in message['tool_calls'] or [] %}
+            {{- '<|tool_call>call:' + call['function']['name'] + '{' }}
+            {%- for key, value in call['function']['arguments'].items() %}
+                {{- ('' if loop.first else ',') + key + ':' }}
+                {{- '<|"|>' + value + '<|"|>' if value is string else value | tojson }}
+            {%- endfor %}
+            {{- '}<tool_call|>' }}
+        {%- endfor %}
+        {%- if message['content'] %}{{ message['content'] | trim }}{% endif %}
+        {{- '<turn|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|turn>model\n' }}{% endif %}"""
+
 PHI_3 = """{% for message in messages %}
 {% if message['role'] == 'system' %}{{ '<|system|>\n' + message['content'] + '<|end|>\n' }}
 {% elif message['role'] == 'user' %}{{ '<|user|>\n' + message['content'] + '<|end|>\n' }}
@@ -327,6 +357,12 @@ SHAPES = {
     "Mistral, version 13": Shape(source=MISTRAL_13, parser="mistral", before_call="[/INST]", behind_call="</s>"),
     "Gemma 2": Shape(source=GEMMA_2, takes_system=False),
     "Gemma 3": Shape(source=GEMMA_3),
+    "Gemma 4": Shape(
+        source=GEMMA_4,
+        parser="gemma4",
+        before_call="<|turn>model\n",
+        behind_call="<turn|>",
+    ),
     "Phi 3": Shape(source=PHI_3),
     "DeepSeek R1, distilled": Shape(
         source=DEEPSEEK_R1,

@@ -83,6 +83,13 @@ GEMMA_3 = Style(
     shape="Gemma 3",
     pieces=True,
 )
+GEMMA_4 = Style(
+    begin="<bos>",
+    ends=("<eos>", "<turn|>"),
+    more=("<|turn>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
+    shape="Gemma 4",
+    pieces=True,
+)
 DEEPSEEK = Style(
     begin="<｜begin▁of▁sentence｜>",
     ends=("<｜end▁of▁sentence｜>",),
@@ -103,6 +110,8 @@ STYLES = {
     "Phi3ForCausalLM": PHI_3,
     "Gemma2ForCausalLM": GEMMA_2,
     "Gemma3ForCausalLM": GEMMA_3,
+    "Gemma4ForCausalLM": GEMMA_4,
+    "Gemma4UnifiedForCausalLM": GEMMA_4,
     "DeepseekV2ForCausalLM": DEEPSEEK,
     "DeepseekV3ForCausalLM": DEEPSEEK,
     "GptOssForCausalLM": GPT_OSS,

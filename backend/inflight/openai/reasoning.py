@@ -55,10 +55,12 @@ class ReasoningTags(NamedTuple):
 
     opening: str
     closing: str
+    token: str = ""
+    """Special token that the opening tag begins with, where there is more of it."""
 
     @property
     def tags(self) -> Iterable[str]:
-        return self
+        return filter(None, self)
 
     def splitter_maker(self, prompt: str) -> Callable[[], Splitter]:
         return partial(ReasoningSplitter, starts_in_reasoning=prompt.rstrip().endswith(self.opening), tags=self)
@@ -73,11 +75,12 @@ class ReasoningTags(NamedTuple):
 
 REASONING_TAGS = {
     "deepseek_r1": ReasoningTags("<think>", "</think>"),
+    "gemma4": ReasoningTags("<|channel>thought", "<channel|>", token="<|channel>"),
     "mistral": ReasoningTags("[THINK]", "[/THINK]"),
     "qwen3": ReasoningTags("<think>", "</think>"),
     "seed_oss": ReasoningTags("<seed:think>", "</seed:think>"),
 }
-"""By family. Mistral's are special tokens."""
+"""By family. Gemma's and Mistral's are special tokens."""
 REASONING_STYLES: dict[str, ReasoningStyle] = {**REASONING_TAGS, "harmony": Channels()}
 """Of all families."""
 

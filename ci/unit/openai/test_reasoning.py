@@ -13,7 +13,23 @@ from inflight.openai.reasoning import MAX_WHITE_SPACE_CHARS, REASONING_TAGS, Rea
 from inflight.openai.tools.events import Content, Reasoning
 
 TEXTS = st.lists(
-    st.sampled_from(["<think>", "</think>", "<", "think>", "[THINK]", "[/THINK]", "/", " ", "\n", "a"]) | st.text(),
+    st.sampled_from(
+        [
+            "<think>",
+            "</think>",
+            "<",
+            "think>",
+            "[THINK]",
+            "[/THINK]",
+            "<|channel>thought",
+            "<channel|>",
+            "/",
+            " ",
+            "\n",
+            "a",
+        ]
+    )
+    | st.text(),
     max_size=12,
 ).map("".join)
 
@@ -66,6 +82,13 @@ def test_only_tags_and_the_space_behind_them_are_dropped(text: str, starts_in_re
 )
 def test_where_reasoning_ends(text: str, starts_in_reasoning: bool, parts: tuple[str, str]) -> None:
     assert split(text, [], starts_in_reasoning=starts_in_reasoning) == parts
+
+
+def test_gemmas_tag_is_a_special_token_and_a_word() -> None:
+    text = "<|channel>thought\nI add.\n<channel|>4"
+    assert split(text, [], starts_in_reasoning=False, family="gemma4") == ("I add.\n", "4")
+    assert {*reasoning_style("gemma4").tags} >= {"<|channel>", "<channel|>"}
+    assert split("<|channel>final\n4", [], starts_in_reasoning=False, family="gemma4") == ("", "<|channel>final\n4")
 
 
 def test_only_what_may_begin_a_tag_is_held_back() -> None:
