@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    in_kernel_invocation_manager,
     unset_fake_temporarily,
 )
 from torch.overrides import TorchFunctionMode
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fake_cuda.device import CUDA, FakeDevice
-from fake_cuda.trace import OPERATION, is_view
+from fake_cuda.trace import OPERATION, is_one_view, is_view
 
 aten = torch.ops.aten
 
@@ -53,6 +54,8 @@ class Operations(TorchDispatchMode):
             return self._to_host(args[0], kwargs)
         if func is aten._to_copy.default and not has_fakes:
             return self._to_device(args[0], kwargs)
+        if is_one_view(func):
+            return self._view(func, args, kwargs)
         name = func._schema.name.removeprefix("aten::")
         try:
             with self._fakes:
@@ -67,6 +70,14 @@ class Operations(TorchDispatchMode):
             arguments = {str(place): each for place, each in enumerate(args)} | kwargs
             self._device.note(OPERATION, name, **arguments, made=made)
         return made
+
+    def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Of shape and strides alone, in C++: by the mode of the fakes, in Python, warm-ups take twice as long."""
+        with in_kernel_invocation_manager(self._fakes):
+            made = func(*args, **kwargs)
+        view = FakeTensor(self._fakes, made, args[0].device)
+        self._device.storages.number(view)
+        return view
 
     def _to_device(self, source: Tensor, kwargs: dict[str, Any]) -> Tensor:
         # Not by torch, which would follow the value of a small tensor, and compute with it on the device.

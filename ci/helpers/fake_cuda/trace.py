@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -118,6 +119,15 @@ def _short(value: Any) -> str:
     return str(value)
 
 
+@cache
+def is_one_view(operation: torch._ops.OpOverload) -> bool:
+    """Whether it returns one view of its only tensor."""
+    schema = operation._schema
+    tensors = [each for each in schema.arguments if "Tensor" in str(each.type)]
+    return is_view(operation) and len(schema.returns) == len(tensors) == 1 and str(schema.returns[0].type) == "Tensor"
+
+
+@cache
 def is_view(operation: torch._ops.OpOverload) -> bool:
     """Whether it returns its argument's memory and writes nothing, so that it launches nothing."""
     returned = [each.alias_info for each in operation._schema.returns]
