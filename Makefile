@@ -80,7 +80,7 @@ references: $(READY) ## compute with transformers what ci/golden/references.json
 # before with these files, in `make test`, runs no second time: after that this takes seconds.
 green: $(READY) aarch64 ## run what make test may leave out and has not passed here, and keep in ci/green.json what passed
 	$(MAKE) kernels GREEN=keep
-	$(FILES_AT_A_TIME) 2 ci/unit/gpu ci/unit/kernels ci/unit/models --green keep
+	$(FILES_AT_A_TIME) 2 ci/unit/gpu ci/unit/guides ci/unit/kernels ci/unit/models --green keep
 
 # Test files that ask transformers for a network's tokens by ci/helpers/references.py.
 REFERRING = $$(grep -lE "TinyCheckpoint|make_checkpoint|write_checkpoint|Sample\.of|causal_classes" -r ci/unit --include="test_*.py")

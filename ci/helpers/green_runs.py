@@ -29,9 +29,9 @@ from typing import Any
 import pytest
 from closures import Closure, Tree
 
-FUNCTIONS_OF_FILES = ("ci/kernels/", "ci/unit/gpu/", "ci/unit/kernels/", "ci/unit/models/")
-"""Folders whose tests compute: with the interpreter or compilers of triton, on a fake GPU, or in C++ and torch. Their
-results depend on nothing of the machine but its processor."""
+FUNCTIONS_OF_FILES = ("ci/kernels/", "ci/unit/gpu/", "ci/unit/guides/", "ci/unit/kernels/", "ci/unit/models/")
+"""Folders whose tests compute: with the interpreter or compilers of triton, on a fake GPU, in C++ and torch, or of
+guides their grammars. Their results depend on nothing of the machine but its processor."""
 RACING = ("ci/unit/kernels/test_collectives.py", "ci/unit/models/test_compiled_ranks.py")
 """Of their files those whose ranks wait for each other in shared memory: one run does not try all that may happen."""
 KEPT = "ci/green.json"
