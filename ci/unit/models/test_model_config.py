@@ -294,3 +294,45 @@ def test_a_position_is_turned_alike_in_tables_of_any_length() -> None:
     for kind in ("default", "linear", "dynamic", "llama3", "yarn"):
         rope = RopeConfig(kind=kind, factor=2.0, original_max_positions=16)
         assert torch.equal(cos_sin_table(rope, 8, 20), cos_sin_table(rope, 8, 64)[:20])
+
+
+def test_layers_of_gemma_4_have_heads_windows_and_keys_of_their_own(tmp_path: Path) -> None:
+    config = ModelConfig.load(write(tmp_path, "gemma4"))
+    local = Heads(num_kv_heads=2, head_dim=16, rotary_dim=16)
+    full = Heads(num_kv_heads=2, head_dim=24, rotary_dim=24)
+    assert config.heads == (local, full, local, full, full)
+    assert config.sliding_windows == (11, 0, 11, 0, 0)
+    assert config.family.key_layers == (0, 1, 0, 1, 1)
+    assert config.family.mlp.double_layers == {2, 3, 4}
+    alone = ModelConfig.load(write(tmp_path, "gemma4-experts"))
+    assert alone.heads[1] == Heads(num_kv_heads=1, head_dim=24, rotary_dim=24)
+    assert alone.family.layers_without_values == {1, 3, 4}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"use_bidirectional_attention": "all"},
+            "use_bidirectional_attention 'all' is not supported; only null, 'vision'",
+        ),
+        ({"num_kv_shared_layers": 5}, "num_kv_shared_layers (5) must be less than num_hidden_layers (5)"),
+        ({"num_kv_shared_layers": 4}, "num_kv_shared_layers is 4, but no earlier layer has keys for those of full_att"),
+        ({"vocab_size_per_layer_input": 202}, "vocab_size_per_layer_input (202) must be at least vocab_size (203)"),
+        (
+            {"per_layer_config": {"2": {"head_dim": 32}}},
+            "attends to the keys of layer 0, and has other heads by per_layer_config",
+        ),
+        (
+            {"per_layer_config": {"1": {"intermediate_size": 32}}},
+            "per_layer_config has intermediate_size, which no layer may have of its own",
+        ),
+    ],
+)
+def test_what_gemma_4_cannot_have(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    assert words in refusal(write(tmp_path, "gemma4", **changes))
+
+
+def test_heads_of_single_layers_are_of_families_that_have_them(tmp_path: Path) -> None:
+    folder = write(tmp_path, "llama", per_layer_config={"1": {"head_dim": 32}})
+    assert "per_layer_config is not supported for this architecture" in refusal(folder)

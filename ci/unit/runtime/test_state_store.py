@@ -81,3 +81,16 @@ def test_what_is_not_finite_is_removed_and_all_else_stays(dtype: torch.dtype) ->
     for tensor, old in zip(tensors, before, strict=True):
         assert torch.equal(tensor[1].float(), torch.where(old[1].isfinite(), old[1], 0.0))
         assert torch.equal(tensor[0].float().isfinite(), old[0].isfinite())
+
+
+def test_a_shared_state_is_the_same_memory_and_counts_once() -> None:
+    specs = tuple(
+        KeyValueSpec(num_kv_heads=1, head_dim=size, dtype=torch.float32, shared_back=back).state_spec
+        for size, back in ((8, 0), (16, 0), (8, 2), (16, 2))
+    )
+    shared, own = (StateShape(specs=each, block_size=4) for each in (specs, specs[:2]))
+    assert shared.block_bytes == own.block_bytes
+    store = StateStore(shared, 3, torch.device("cpu"))
+    first, second, *others = store.states
+    assert [each is state for each, state in zip(others, (first, second), strict=True)] == [True, True]
+    assert len(store.block_tensors) == 4
