@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.errors import ConfigurationError
 from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
@@ -271,3 +272,25 @@ def test_the_default_checkpoint(device: str) -> None:
     outputs = Driver(runner).run([Work(prompt=prompt, max_tokens=40, chunk=32) for prompt, _ in pairs])
     runner.close()
     assert outputs == [tokens for _, tokens in pairs]
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers", "words"),
+    [
+        ({}, range(2), r"hidden_size_per_layer_input.* set pipeline_parallel_size to 1"),
+        (
+            {"hidden_size_per_layer_input": 0},
+            range(1, 5),
+            "layer 2 of .* attends to the keys and values of layer 0, which",
+        ),
+    ],
+)
+def test_a_stage_without_what_its_layers_read_is_refused(
+    tmp_path: Path, changes: dict[str, Any], layers: range, words: str
+) -> None:
+    write_checkpoint(tmp_path, type(CONFIGS["gemma4"])(**CONFIGS["gemma4"].to_dict() | changes), 1)
+    model, group = ModelConfig.load(tmp_path), TensorParallelGroup()
+    with Checkpoint(tmp_path) as tensors, pytest.raises(ConfigurationError, match=words):
+        load_decoder(
+            model, WeightLoader(tensors, model.weight_format, group, torch.float32, torch.device("cpu")), 16, layers
+        )

@@ -45,7 +45,7 @@ OWN = SIZES["vocab_size"]
 """The first id beyond the vocabulary."""
 
 
-def load(folder: Path, group: RankGroup | None = None, **options: Any) -> ModelRunner:
+def load(folder: Path, group: RankGroup | None = None, *, cpu_compile: str = "false", **options: Any) -> ModelRunner:
     config = EngineConfig(
         gpt_model_path=str(folder),
         max_batch_size=8,
@@ -53,7 +53,7 @@ def load(folder: Path, group: RankGroup | None = None, **options: Any) -> ModelR
         max_seq_len=100,
         tokens_per_block=BLOCK_SIZE,
         max_tokens_in_paged_kv_cache=1024,
-        cpu_compile="false",
+        cpu_compile=cpu_compile,
         num_threads=1,
         **options,
     )
@@ -202,3 +202,24 @@ def test_prompts_differ_by_their_embeddings(
         for table in (tables[1], other)
     )
     assert first != second
+
+
+@pytest.mark.parametrize("cpu_compile", ["false", pytest.param("true", marks=needs_compiler)])
+def test_inputs_of_layers_are_those_of_padding(tmp_path: Path, cpu_compile: str) -> None:
+    """Beside given embeddings, as transformers has them beside those of images."""
+    checkpoint = make_checkpoint(tmp_path, "gemma4-wide")
+    model, table = checkpoint.model, make_table(7, 64, 1)
+    prompts = [make_prompt(length, 0, table.num_rows) for length in range(5, 13)]
+    expected = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        with torch.inference_mode():
+            inputs = model.model.get_per_layer_inputs(ids.masked_fill(ids >= SIZES["vocab_size"], 0), None)
+            logits = model(inputs_embeds=checkpoint._embed(ids, table), per_layer_inputs=inputs).logits
+        expected.append([int(logits[0, -1].argmax())])
+    runner = load(tmp_path, device="cpu", model_impl="native", cpu_compile=cpu_compile)
+    try:
+        found = Driver(runner).run([Work(prompt=each, max_tokens=1, embedding_table=table) for each in prompts])
+    finally:
+        runner.close()
+    assert found == expected
