@@ -196,7 +196,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "exaone4-window": Exaone4Config(**_wide(sliding_window=11, num_hidden_layers=4), rope_parameters=LLAMA3),
     "ernie4_5": Ernie4_5Config(**_wide(head_dim=16)),
     "ernie4_5-moe": Ernie4_5_MoeConfig(
-        **HEADS_OF_32,
+        **{**HEADS_OF_32, "intermediate_size": 64},
         moe_num_experts=4,
         moe_k=2,
         moe_intermediate_size=32,

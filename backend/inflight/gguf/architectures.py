@@ -266,7 +266,7 @@ ARCHITECTURES = {
             "leading_dense_block_count": "moe_layer_start_index",
         },
         neutral={"expert_weights_norm": True, "expert_gating_func": SOFTMAX},
-        # The file has another one, which llama.cpp does not need.
+        # It follows from the number of shared experts.
         told_by_tensors=frozenset({"expert_shared_feed_forward_length"}),
         flags={"use_bias": Q_BIAS},
         values={"moe_layer_end_index": -1},
