@@ -14,12 +14,8 @@ import triton.language as tl
 
 # Three products of tf32 for one of float32: a relative error of about 2^-21 instead of 2^-11.
 PRECISION: tl.constexpr = tl.constexpr("tf32x3")
-
-
+# The least rows and columns of a product.
 MIN_BLOCK = 16
-"""The least rows and columns of a product."""
-
-
 # Numbers of a state that are copied at once: four loads of 16 bytes of each of 128 threads.
 COPIED: tl.constexpr = tl.constexpr(2048)
 
