@@ -45,6 +45,13 @@ class BlockGroups:
         window = self.windows[group]
         return max(num_tokens - window + 1, 0) // self.block_size if window else 0
 
+    def handed_over(self, num_tokens: int) -> list[int]:
+        """Which of a sequence's block ids, those of all groups side by side, are of blocks that are read behind all of
+        its leading `num_tokens` tokens or all but the last: what another engine needs of them, in this order."""
+        first = [self.first_needed(group, num_tokens - 1) for group in range(len(self))]
+        places = range(self.num_blocks(num_tokens) * len(self))
+        return [place for place in places if place // len(self) >= first[place % len(self)]]
+
     def most_held(self, group: int, num_tokens: int, num_at_once: int) -> int:
         """Most blocks that a sequence of `num_tokens` tokens has at a time, if it computes at most `num_at_once` of
         them before it gives back what it has passed."""

@@ -143,7 +143,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
 
     request_id: int
     blocks: list[tuple[int, int]]
-    """(index, block) pairs; the index counts the prompt's blocks."""
+    """(index, block) pairs; the index counts those that were handed over."""
     slots: list[int] = []
     """To each of which the state of the sequence behind the prompt but for one token is copied, if there is one."""
 
@@ -153,6 +153,7 @@ class Export(msgspec.Struct, frozen=True, kw_only=True):
 
     key: bytes
     blocks: list[int]
+    """See BlockGroups.handed_over."""
     slot: int = NO_SLOT
     """Of the state behind the prompt but for one token; NO_SLOT = no layer keeps one."""
 

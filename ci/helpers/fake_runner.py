@@ -15,6 +15,7 @@ import numpy as np
 from fake_network import VOCAB_SIZE, candidates, fold, log_prob_of, mask_end, next_token, states_of, weigh
 from msgspec import structs
 
+from inflight.block_groups import BlockGroups
 from inflight.request import Request
 from inflight.scheduler_output import (
     BEAM_LOG_PROBS,
@@ -242,11 +243,16 @@ class FakeRunner:
 
     def arrive(self, request: Request) -> None:
         """What another runner has exported of the request's prompt is here."""
-        states = states_of(request.input_token_ids)
-        content = [*states, *[EMPTY] * (-len(states) % self.block_size)]
+        states, content = states_of(request.input_token_ids), self.handed_over(request.input_token_ids)
         if self.slots is not None:
             content.append(states[-2] if len(states) > 1 else EMPTY)
         self.arrived[request.request_id] = content
+
+    def handed_over(self, token_ids: list[int]) -> list[int]:
+        """The content of a prompt's blocks that others need, EMPTY behind its end."""
+        states = [*states_of(token_ids), *[EMPTY] * (-len(token_ids) % self.block_size)]
+        places = BlockGroups(self.block_size, self.windows).handed_over(len(token_ids))
+        return [state for place in places for state in states[self._slots(place // len(self.windows))]]
 
     def _slots(self, block_id: int) -> slice:
         return slice(block_id * self.block_size, (block_id + 1) * self.block_size)

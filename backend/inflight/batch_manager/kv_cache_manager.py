@@ -143,11 +143,11 @@ class KVCacheManager:
         does one that is only copied from, until the step is launched.
         """
         groups, num_shared = self.groups, prefix.num_tokens // self.block_size
-        if prefix.has_arrived:
-            num_shared = len(prefix.block_ids) // len(groups)
         needed = self._pool.num_revived(_held(prefix.block_ids))
         for group in range(len(groups)):
-            num_held = num_shared - groups.first_needed(group, num_shared * groups.block_size)
+            num_held = len(_held(prefix.block_ids[group :: len(groups)]))
+            if prefix.source is not None:
+                num_held = num_shared - groups.first_needed(group, num_shared * groups.block_size)
             needed += groups.most_held(group, num_tokens, self._max_num_tokens) - num_held
         if prefix.partial is not None and prefix.partial.block_id < self.num_blocks:
             needed += self._pool.num_revived([prefix.partial.block_id])
@@ -210,17 +210,29 @@ class KVCacheManager:
     def start_on_arrived(self, sequence: Sequence, prefix: Prefix) -> Arrival:
         """Let a sequence with a row and without blocks start on a prefix that has arrived, for which the caller has
         checked that there is room. Returns what of it is to be copied to where on the device."""
+        groups, num_tokens = self.groups, prefix.num_tokens
         self._start_on(sequence, prefix.block_ids)
-        num_shared = len(sequence.block_ids)
-        new_block_ids = self.allocate_slots(sequence, prefix.num_tokens - sequence.num_computed_tokens)
-        assert new_block_ids, "a prefix that has arrived is longer than what is cached of it"
-        if prefix.num_tokens % self.block_size:
-            self._pool.scrub(new_block_ids[-1:])
-        sequence.num_computed_tokens = prefix.num_tokens
+        num_shared, end = len(sequence.block_ids), groups.num_blocks(num_tokens) * len(groups)
+        assert num_shared < end, "a prefix that has arrived is longer than what is cached of it"
+        sequence.passed_blocks = [groups.first_needed(group, num_tokens) for group in range(len(groups))]
+        sequence.block_ids += [NO_BLOCK] * (end - num_shared)
+        places = [
+            place
+            for place in range(num_shared, end)
+            if place // len(groups) >= sequence.passed_blocks[place % len(groups)]
+        ]
+        for place, block_id in zip(places, self._pool.allocate(len(places)), strict=True):
+            sequence.block_ids[place] = block_id
+        sequence.num_allocated_blocks += (end - num_shared) // len(groups)
+        self.num_allocated_blocks += (end - num_shared) // len(groups)
+        if num_tokens % self.block_size:
+            self._pool.scrub(sequence.block_ids[-len(groups) :])
+        sequence.num_computed_tokens = num_tokens
+        arrived = {place: index for index, place in enumerate(groups.handed_over(sequence.num_arrived_tokens))}
+        blocks = [(arrived[place], sequence.block_ids[place]) for place in places]
         for sibling in sequence.siblings or (sequence,):
             sibling.num_arrived_tokens = 0
         slots = [] if self.states is None else self.states.arrive(sequence)
-        blocks = list(enumerate(new_block_ids, num_shared))
         return Arrival(request_id=sequence.request.request_id, blocks=blocks, slots=slots)
 
     def take_transfers(self) -> BlockTransfers:

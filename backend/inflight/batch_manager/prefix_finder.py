@@ -9,6 +9,7 @@ from inflight.batch_manager.prefix_table import PartialMatch, hash_in_group
 from inflight.batch_manager.sequence import Sequence, SequenceStatus
 from inflight.batch_manager.sequence_states import SequenceStates
 from inflight.block_groups import BlockGroups
+from inflight.scheduler_output import NO_BLOCK
 
 
 class BlockHashes:
@@ -72,13 +73,21 @@ class PrefixFinder:
         most = len(sequence.token_ids) - 1 if self._states is None else sequence.num_prompt_tokens - 1
         num_arrived = min(sequence.num_arrived_tokens, most)
         if num_arrived > max(num_cached, 0 if source is None else num_shared):
-            return Prefix(num_arrived, block_ids, has_arrived=True)
+            return Prefix(num_arrived, self._without_passed(block_ids, num_arrived), has_arrived=True)
         partial = self._find_partial(sequence, num_cached) if self._enable_partial_reuse else None
         if partial is not None:
             num_cached += partial.num_tokens
         if source is None or num_shared <= num_cached:
             return Prefix(num_cached, block_ids, partial=partial)
         return Prefix(num_shared, [], source)
+
+    def _without_passed(self, block_ids: list[int], num_tokens: int) -> list[int]:
+        """NO_BLOCK in the place of those that are not read behind so many tokens."""
+        first = [self._groups.first_needed(group, num_tokens) for group in range(len(self._groups))]
+        return [
+            NO_BLOCK if place // len(first) < first[place % len(first)] else block_id
+            for place, block_id in enumerate(block_ids)
+        ]
 
     def _find_partial(self, sequence: Sequence, start: int) -> PartialMatch | None:
         """A cached block that begins with the tokens from `start` on, which begins a block. Beams do without: they

@@ -132,7 +132,7 @@ class Scheduler:
         step = Step(
             budget,
             self._batch,
-            self.kv_cache.block_size,
+            self.kv_cache.groups,
             is_staged=self.num_stages > 1,
             states=self.kv_cache.states,
         )

@@ -6,7 +6,8 @@ from inflight.batch_manager.kept_states import NO_STATE
 from inflight.batch_manager.running_batch import RunningBatch
 from inflight.batch_manager.sequence import Sequence
 from inflight.batch_manager.sequence_states import SequenceStates
-from inflight.scheduler_output import DRAFTED, NO_DRAFT, NO_SLOT, Arrival, Export, NewSequence, RowWork
+from inflight.block_groups import BlockGroups
+from inflight.scheduler_output import DRAFTED, NO_BLOCK, NO_DRAFT, NO_SLOT, Arrival, Export, NewSequence, RowWork
 
 NONE: list[int] = []
 """Shared by all rows without new blocks or tokens from the host: nearly every row of every step. Never written to."""
@@ -19,7 +20,7 @@ class Step:
 
     __slots__ = (
         "_batch",
-        "_block_size",
+        "_groups",
         "_is_staged",
         "_states",
         "adapter_loads",
@@ -41,7 +42,7 @@ class Step:
         self,
         budget: int,
         batch: RunningBatch,
-        block_size: int,
+        groups: BlockGroups,
         *,
         is_staged: bool = False,
         states: SequenceStates | None = None,
@@ -69,7 +70,7 @@ class Step:
         """Sequences that took a row to continue the prompt of a sibling, each with that sibling."""
         self._batch = batch
         self.state_copies: list[tuple[int, int]] = []
-        self._block_size = block_size
+        self._groups = groups
         self._is_staged = is_staged
         self._states = states
 
@@ -145,8 +146,8 @@ class Step:
         )
 
     def exports(self) -> list[Export]:
-        """Of the prompts that it completes, those that other ranks are to get. One whose state found no slot is not
-        handed over: they compute it."""
+        """Of the prompts that it completes, those that other ranks are to get. One whose state found no slot, or whose
+        blocks are given back because more is computed behind it, is not handed over: they compute it."""
         found = []
         for sequence in self.prefilling:
             key, slot = sequence.export_key, NO_SLOT
@@ -155,8 +156,10 @@ class Step:
                     slot = sequence.states.behind_prompt
                     if slot == NO_STATE:
                         continue
-                num_blocks = -(-sequence.num_prompt_tokens // self._block_size)
-                found.append(Export(key=key, blocks=sequence.block_ids[:num_blocks], slot=slot))
+                places = self._groups.handed_over(sequence.num_prompt_tokens)
+                blocks = [sequence.block_ids[place] for place in places]
+                if NO_BLOCK not in blocks:
+                    found.append(Export(key=key, blocks=blocks, slot=slot))
         return found
 
     def _unseen(self, sequence: Sequence, num_seen: int, start: int) -> list[int]:
@@ -172,7 +175,7 @@ class Step:
         """Describe to the runner a sequence whose first row begins at position `start`."""
         sequence.is_placed = True
         if sequence.tail_blocks:
-            first = start // self._block_size * len(sequence.tail_blocks)
+            first = start // self._groups.block_size * len(sequence.tail_blocks)
             own = sequence.block_ids[first : first + len(sequence.tail_blocks)]
             self.block_copies += zip(sequence.tail_blocks, own, strict=True)
         self.new_sequences.append(sequence.describe())

@@ -219,9 +219,8 @@ def _find_shape(
         specs=tuple(replace(spec, window=0) if spec.window >= max_seq_len else spec for spec in specs),
         block_size=config.tokens_per_block,
     )
-    # What is handed over is one table, and parts of blocks are copied from one.
-    if config.max_tokens_in_buffer or config.enable_partial_reuse:
-        return shape
+    if config.enable_partial_reuse:
+        return shape  # parts of blocks are copied from one table
     found = groups.pipeline.all_gather(msgspec.msgpack.encode(shape.layers))
     stages = [msgspec.msgpack.decode(layers, type=list[BlockLayer]) for layers in found]
     return replace(shape, windows=find_windows(stages, shape.block_size, max_seq_len))

@@ -70,7 +70,7 @@ class PromptBlocks:
         """Called by the thread that computes, when a prompt is ready to be fetched."""
         self._blocks = UnitBytes(store.block_tensors)
         self._states = UnitBytes(store.slot_tensors)
-        self._max_blocks = max_tokens // shape.block_size
+        self._max_blocks = max_tokens // shape.block_size * len(shape.windows)
         self._lock = threading.Lock()
         self._exported: dict[bytes, ExportedBlocks] = {}  # by key, the oldest first
         self._num_blocks = 0  # of these

@@ -62,6 +62,25 @@ def test_the_tokens_are_those_of_one_scheduler(
     assert not second.runner.arrived or length == 1, "the rank drops at the end what was not needed"
 
 
+@pytest.mark.parametrize("windows", [(0, 5), (3,), (4, 0, 9)], ids=str)
+@pytest.mark.parametrize("length", [1, 4, 5, 12, 29])
+@pytest.mark.parametrize("max_num_tokens", [32, 6], ids=["", "in chunks"])
+def test_what_windows_have_passed_is_not_handed_over(
+    length: int, windows: tuple[int, ...], max_num_tokens: int
+) -> None:
+    request = make_request(7, length, 9)
+    content = compute_context(Harness(windows=windows, max_num_tokens=max_num_tokens), request)
+    second = Harness(windows=windows, max_num_tokens=max_num_tokens)
+    size = second.kv_cache.block_size
+    num_blocks = -(-length // size)
+    most = sum(min((window - 1) // size + 2, num_blocks) if window else num_blocks for window in windows)
+    assert len(content) <= most * size
+    second.serve(make_request(1, request.input_token_ids[: length // 2 + 1], 2))  # of which some blocks are cached
+    second.serve(arrived(second, request, content))
+    assert second.tokens(7) == second.expected(7) and second.kv_cache.num_used_blocks == 0
+    assert length == 1 or any(step.arrivals for step in second.runner.launched)
+
+
 def test_a_cached_prefix_leaves_a_token_more_to_compute_whose_state_is_handed_over() -> None:
     """13 tokens in blocks of 4, of which the first 12 are cached: the state behind these is kept again."""
     first, second = Harness(num_state_slots=8), Harness(num_state_slots=8)

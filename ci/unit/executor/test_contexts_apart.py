@@ -245,6 +245,27 @@ def test_states_of_sequences_travel(key_file: str, tmp_path: Path) -> None:
             assert [each.log_probs for each in found.outputs] == [each.log_probs for each in wanted.outputs]
 
 
+def test_blocks_of_windows_travel(key_file: str, tmp_path: Path) -> None:
+    """Those that the windows have not passed; an engine that has one table for all layers is refused."""
+    folder = make_checkpoint(tmp_path, "gemma3").folder
+    options = {"gpt_model_path": str(folder), "max_seq_len": 128, "speculative_model_dir": ""}
+    options |= {"max_loras": 0, "lora_dir": ""}
+    engines = [start(kv_transfer_key_file=key_file, **options) for _ in range(2)]
+    of_one_table = start(
+        kv_transfer_key_file=key_file, enable_kv_cache_reuse=True, enable_partial_reuse=True, **options
+    )
+    with engines[0].service, engines[1].service, of_one_table.service:
+        for length in (9, 70):
+            prompt = make_prompt(length, seed=4)
+            own = {"num_return_sequences": 2, "sampling_config": SamplingConfig(temperature=0.9, seed=5)}
+            wanted = alone(engines[1], prompt, **own)
+            params = compute_context(engines[0], prompt, **own).context_phase_params
+            found = go_on(engines[1], params, prompt, **own)
+            assert tokens(found) == tokens(wanted) and num_cached(found) >= length - 1
+        with pytest.raises(InvalidRequest, match="give both the same checkpoint"):
+            go_on(of_one_table, compute_context(engines[0], prompt, **own).context_phase_params, prompt, **own)
+
+
 def test_keys_that_another_scale_divides_are_refused(key_file: str, tmp_path: Path) -> None:
     """The checkpoints differ in nothing else, and that in the middle of their file."""
     engines = []

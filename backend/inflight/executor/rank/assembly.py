@@ -14,6 +14,7 @@ from inflight.batch_manager.kv_cache_manager import KVCacheManager
 from inflight.batch_manager.scheduler import Scheduler
 from inflight.batch_manager.state_slots import StateSlots
 from inflight.batch_manager.token_budget import TokenBudget
+from inflight.block_groups import BlockGroups
 from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
@@ -80,6 +81,7 @@ def make_transfer(
             checkpoint_digest((config.gpt_model_path, config.speculative_model_dir), runner.description),
             runner.description.layers,
             runner.block_size,
+            runner.windows,
             blocks.unit_bytes,
             blocks.scales,
             config.tensor_parallel_size,
@@ -89,7 +91,7 @@ def make_transfer(
             folder,
             secret=secret,
             layout=layout,
-            block_size=runner.block_size,
+            groups=BlockGroups(runner.block_size, runner.windows),
             num_ranks=rank_group.size,
             max_tokens=config.max_tokens_in_buffer,
         )

@@ -12,6 +12,7 @@ from calls import until
 from harness import make_request
 from msgspec import structs
 
+from inflight.block_groups import BlockGroups
 from inflight.context_phase import ContextPhaseParams, RequestType
 from inflight.errors import InvalidRequest
 from inflight.executor.rank.block_transfer.block_transfer import reports_endpoint
@@ -44,7 +45,7 @@ class Leader:
             folder,
             secret=secret,
             layout=layout,
-            block_size=4,
+            groups=BlockGroups(4),
             num_ranks=NUM_RANKS,
             max_tokens=MAX_TOKENS,
         )

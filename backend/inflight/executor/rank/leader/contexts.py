@@ -24,6 +24,7 @@ import msgspec
 import zmq
 from msgspec import structs
 
+from inflight.block_groups import BlockGroups
 from inflight.context_phase import ContextPhaseParams, ContextTransfer, RequestType
 from inflight.distributed.sockets import machine
 from inflight.errors import InvalidRequest
@@ -94,15 +95,15 @@ class Contexts:
         *,
         secret: bytes,
         layout: bytes,
-        block_size: int,
+        groups: BlockGroups,
         num_ranks: int,
         max_tokens: int,
     ) -> None:
-        """`folder`: of the launch. `secret`: see context_state. `layout`: see `layout_digest`. `block_size`: in
-        tokens. `max_tokens`: of prompts that are fetched at the same time."""
+        """`folder`: of the launch. `secret`: see context_state. `layout`: see `layout_digest`. `max_tokens`: of prompts
+        that are fetched at the same time."""
         self._secret = secret
         self._layout = layout
-        self._block_size = block_size
+        self._groups = groups
         self._num_ranks = num_ranks
         self._max_tokens = max_tokens
         self._machine = machine()
@@ -284,6 +285,6 @@ class Contexts:
                     key=state.key,
                     endpoints=state.endpoints,
                     is_local=state.machine == self._machine,
-                    num_blocks=-(-state.num_tokens // self._block_size),
+                    num_blocks=len(self._groups.handed_over(state.num_tokens)),
                 )
             )
