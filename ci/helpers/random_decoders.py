@@ -169,7 +169,7 @@ def random_decoder(
         )
 
     decoder = Decoder(
-        embedding=VocabularyParallelEmbedding(part(random(203, hidden, scale=1.0)), group),
+        embedding=VocabularyParallelEmbedding(part(random(203, hidden, scale=1.0)), group, dtype),
         layers=[layer(0, heads.num_kv_heads, 90, 1e-6), layer(heads.window, heads.num_kv_heads + 1, 160, 0.5)],
         norm=RMSNorm(1 + random(hidden, scale=0.1), 1e-6),
         head=VocabularyParallelHead(DenseWeight(part(random(203, hidden, scale=0.1))), 203, group, deterministic),

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 import inflight_kernels
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.weight import Weight
+from inflight_kernels import CodedWeight
 
 
 @dataclass(slots=True)
 class VocabularyParallelEmbedding:
     """Each rank looks up the token ids of its part, zeros for all others; the results are summed over the ranks."""
 
-    weight_UD: Tensor
+    weight_UD: Tensor | CodedWeight
     group: TensorParallelGroup
+    dtype: torch.dtype
+    """Of the hidden states."""
     factor: float = 1.0
     """Of the rows that are looked up; embeddings that requests bring have it already."""
     gives_way: bool = True
@@ -30,15 +34,19 @@ class VocabularyParallelEmbedding:
 
     def __call__(self, token_ids_T: Tensor, metadata: AttentionMetadata) -> Tensor:
         first = None if self.group.size == 1 else self.group.rank * self.weight_UD.shape[0]
-        hidden_TD = self.group.all_reduce(
-            inflight_kernels.embedding(token_ids_T, self.weight_UD, first, self.factor, self.gives_way)
+        rows_TD = inflight_kernels.embedding(
+            token_ids_T, self.weight_UD, first, self.factor, self.gives_way, self.dtype
         )
+        hidden_TD = self.group.all_reduce(rows_TD)
         if metadata.given is None or not self.gives_way:
             return hidden_TD
         return metadata.given.put_into(hidden_TD)
 
     def table(self, metadata: AttentionMetadata) -> Tensor | None:
-        """(V, D), if a call returns rows of it as they are; None = it sums over ranks or puts given embeddings in."""
+        """(V, D), if a call returns rows of it as they are; None = it has codes, sums over ranks or puts given
+        embeddings in."""
+        if isinstance(self.weight_UD, CodedWeight):
+            return None
         is_as_it_is = self.group.size == 1 and metadata.given is None and self.factor == 1.0
         return self.weight_UD if is_as_it_is else None
 

@@ -71,8 +71,12 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
     def loader_of(is_own: bool) -> WeightLoader:
         return loader if is_own else loader.elsewhere
 
-    is_embedding_own = is_first or (is_last and config.tie_word_embeddings)
-    embedding = loader_of(is_embedding_own).by_vocabulary(family.embedding, config.vocab_size, config.hidden_size)
+    if config.tie_word_embeddings:
+        own_table = loader_of(is_first or is_last)
+        weight = own_table.head(family.embedding, config.vocab_size, config.hidden_size)
+        embedding = own_table.by_vocabulary(family.embedding, config.vocab_size, config.hidden_size, weight)
+    else:
+        embedding = loader_of(is_first).by_vocabulary(family.embedding, config.vocab_size, config.hidden_size)
     positions_SD = None
     if family.positions is not None:
         positions_SD = loader_of(is_first).positions(
@@ -84,7 +88,6 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
     ignored = NOT_WEIGHTS
     if config.tie_word_embeddings:
         ignored = (*ignored, f"{family.head.name}.weight")
-        weight = loader_of(is_last).head(family.embedding, config.vocab_size, config.hidden_size, embedding.weight_UD)
     else:
         weight = loader_of(is_last).head(family.head, config.vocab_size, config.hidden_size)
     bias_U = loader_of(is_last).head_bias(family.head, config.vocab_size)

@@ -226,12 +226,21 @@ class WeightLoader:
         return rows.flatten(1) if shape else rows
 
     def by_vocabulary(
-        self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int
+        self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int, head: Weight | None = None
     ) -> VocabularyParallelEmbedding:
-        """This rank's rows of a table with one row per token; the last rank's are padded with zeros."""
-        table_UD = self._empty_table(tensor, vocab_size, hidden_size)
-        self._fill_table(table_UD, tensor, vocab_size, hidden_size)
-        return VocabularyParallelEmbedding(table_UD, self.group)
+        """This rank's rows of a table with one row per token; the last rank's are padded with zeros. `head`: the one
+        that has the same table, which is then in memory once, unless its codes have zeros and so its rows are rounded
+        otherwise."""
+        if head is None and (block := self._rows_of_gguf(tensor, vocab_size, hidden_size)) is not None:
+            assert isinstance(self.weight_format, GgufFormat)
+            if self.weight_format.has_exact_codes(self.checkpoint, block):
+                head = self.weight_format.read(self.checkpoint, [block], self._target_of_head)
+        match head:
+            case CodedGroups(packed=packed) if packed.zeros is None:
+                return VocabularyParallelEmbedding(packed, self.group, self.dtype)
+            case DenseWeight(values_OI=table_UD):
+                return VocabularyParallelEmbedding(table_UD, self.group, self.dtype)
+        return VocabularyParallelEmbedding(self._dense_table(tensor, vocab_size, hidden_size), self.group, self.dtype)
 
     def positions(self, tensor: LearnedPositions, num_rows: int, num_positions: int, hidden_size: int) -> Tensor:
         """The first `num_positions` rows of a table with `num_rows` positions; zeros behind them."""
@@ -254,6 +263,20 @@ class WeightLoader:
         self.checkpoint.copy_into(bias_U, f"{tensor.name}.bias", (vocab_size,), (self.group.rank * len(bias_U),))
         return bias_U
 
+    def _rows_of_gguf(self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int) -> Block | None:
+        """This rank's rows of a table of a GGUF file, which may be codes; None where it is read as floats."""
+        size = -(-vocab_size // self.group.size)
+        if not isinstance(self.weight_format, GgufFormat) or not self.keeps_codes or vocab_size % size:
+            return None
+        first = self.group.rank * size
+        outputs, inputs = range(first, first + size), range(hidden_size)
+        return Block(name=tensor.name, num_outputs=vocab_size, num_inputs=hidden_size, outputs=outputs, inputs=inputs)
+
+    def _dense_table(self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int) -> Tensor:
+        table_UD = self._empty_table(tensor, vocab_size, hidden_size)
+        self._fill_table(table_UD, tensor, vocab_size, hidden_size)
+        return table_UD
+
     def _empty_table(self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int) -> Tensor:
         self.checkpoint.check(f"{tensor.name}.weight", (vocab_size, hidden_size))
         return self.empty(-(-vocab_size // self.group.size), hidden_size)
@@ -264,40 +287,25 @@ class WeightLoader:
         first = self.group.rank * len(table_UD)
         self.checkpoint.copy_into(table_UD, f"{tensor.name}.weight", (vocab_size, hidden_size), (first,))
 
-    def head(
-        self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int, table_UD: Tensor | None = None
-    ) -> Weight:
-        """This rank's rows of the head. `table_UD`: those of the embedding, if it has the same table, which is kept."""
+    def head(self, tensor: SplitByVocabulary, vocab_size: int, hidden_size: int) -> Weight:
+        """This rank's rows of the head."""
+        if (block := self._rows_of_gguf(tensor, vocab_size, hidden_size)) is not None:
+            return self.weight_format.read(self.checkpoint, [block], self._target_of_head)
         weight_format, size = self.weight_format, -(-vocab_size // self.group.size)
-        if isinstance(weight_format, GgufFormat) and self.keeps_codes and vocab_size % size == 0:
-            first = self.group.rank * size
-            outputs, inputs = range(first, first + size), range(hidden_size)
-            block = Block(
-                name=tensor.name, num_outputs=vocab_size, num_inputs=hidden_size, outputs=outputs, inputs=inputs
-            )
-            if table_UD is None or weight_format.has_codes(self.checkpoint, [block]):
-                return weight_format.read(self.checkpoint, [block], self._target_of_head)
-        is_own = table_UD is None
-        values_UD = self._empty_table(tensor, vocab_size, hidden_size) if table_UD is None else table_UD
-
-        def fill() -> None:
-            if is_own:
-                self._fill_table(values_UD, tensor, vocab_size, hidden_size)
-
         if not (isinstance(weight_format, OnLoadFormat) and self.keeps_codes):
-            fill()
-            return DenseWeight(values_UD)
+            return DenseWeight(self._dense_table(tensor, vocab_size, hidden_size))
+        values_UD = self._empty_table(tensor, vocab_size, hidden_size)
         code = HEAD_CODES.get(weight_format.code, weight_format.code)
         weight = weight_format.allocate(code, values_UD.shape, self._target_of_head)
 
         def quantize() -> None:
-            fill()
+            self._fill_table(values_UD, tensor, vocab_size, hidden_size)
             quantize_into(weight, values_UD)
 
         if self.checkpoint.is_read and self.device.type != "meta":
             outputs = range(self.group.rank * size, (self.group.rank + 1) * size)
             weight_format.keep(weight, tensor.name, outputs, range(hidden_size), quantize)
-        if self.memory is not None and is_own:
+        if self.memory is not None:
             self.memory.release(values_UD)
         return CodedGroups(weight)
 

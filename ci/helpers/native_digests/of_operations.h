@@ -181,7 +181,7 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                         96};
   const Activate activate{Kind::ACTIVATE_AND_MUL, of(CHOSEN), of(ACTIVATED), 32, Activation::GELU};
   const Scale scale{Kind::SCALE, of(ACTIVATED), of(SCALED), 32, 0.3f};
-  const Embedding place{Kind::EMBEDDING, of(PLACED), weights.convert<Element>(1024 * 64), 0, 1024, 64,
+  const Embedding place{Kind::EMBEDDING, of(PLACED), weights.convert<Element>(1024 * 64), {}, 0, 1024, 64,
                         Ids::POSITION,   1.5f};
   const Add add{Kind::ADD, of(PLACED), of(CHOSEN), of(ADDED), 64};
   const LayerNorm centre{Kind::LAYER_NORM,

@@ -15,7 +15,16 @@ from torch import Tensor
 
 import inflight_kernels
 from inflight_kernels import Code, CodedWeight, Inputs, join_halves
-from inflight_kernels.cpu import Instruction, Program, Unsupported, WeightPacker, load_library, record, variants_here
+from inflight_kernels.cpu import (
+    HugePageArena,
+    Instruction,
+    Program,
+    Unsupported,
+    WeightPacker,
+    load_library,
+    record,
+    variants_here,
+)
 from inflight_kernels.cpu.matrix import MAX_GROUP_SIZE
 from inflight_kernels.cpu.variants import AMX
 from inflight_kernels.moe.routing import Routing
@@ -250,6 +259,57 @@ def test_experts_of_codes_have_the_same_bits_in_any_batch(
     # What is all but half way between two whole numbers may become either.
     precision = 2 * PRECISION[dtype] + (2**-9 if taken is Inputs.INT8 else 0.0)
     assert (answers[0].float() - exact).norm() < precision * exact.norm()
+
+
+@pytest.mark.parametrize("code", Code, ids=lambda code: code.value)
+@in_all_types_and_groups
+def test_a_row_that_is_looked_up_is_what_its_codes_mean(
+    num_inputs: int,
+    group_size: int,
+    scale_dtype: torch.dtype,
+    zeros: torch.dtype | None,
+    code: Code,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if group_size < 32 and not code.is_whole:
+        pytest.skip("groups of 16 are for whole numbers")
+    of_code = zeros if code.is_whole else None
+    table = random_codes(code, 203, num_inputs, group_size=group_size, scale_dtype=scale_dtype, zeros=of_code)
+    token_ids, first = torch.arange(40) * 61 % 256, 50
+    expected = inflight_kernels.embedding(token_ids, table, first, 0.75, dtype)
+    is_here = (token_ids >= first) & (token_ids < first + 203)
+    meant = (table.dequantize(dtype)[token_ids[is_here] - first]) * 0.75
+    assert torch.equal(expected[is_here], meant) and not expected[~is_here].any()
+    for of_dtype, variant, instruction in IN_ORDER_OF_FMA:
+        if of_dtype != dtype:
+            continue
+        force(monkeypatch, instruction, variant)
+        own = copy_of(table)
+        recording = record(lambda x, _, own=own: inflight_kernels.embedding(x, own, first, 0.75, dtype), None, dtype)
+        library = load_library(dtype)
+        assert torch.equal(Program(library, recording, WeightPacker(library, [recording]))(token_ids), expected)
+
+
+def test_an_embedding_and_a_head_of_the_same_codes_are_in_memory_once() -> None:
+    class Memory(HugePageArena):
+        def take(self, num_elements: int, dtype: torch.dtype) -> Tensor:
+            taken.append(num_elements * dtype.itemsize)
+            return super().take(num_elements, dtype)
+
+    taken: list[int] = []
+    table = random_codes(Code.INT8, 96, 64)
+    own, token_ids = copy_of(table), torch.tensor([3, 95, 40])
+    embedding = record(lambda x, _: inflight_kernels.embedding(x, own), None, torch.float32)
+    head = record(lambda x, _: inflight_kernels.coded_linear(x, own), 64, torch.float32)
+    library = load_library(torch.float32)
+    packer = WeightPacker(library, [embedding, head], Memory())
+    hidden = Program(library, embedding, packer)(token_ids)
+    assert torch.equal(hidden, table.dequantize()[token_ids])
+    logits = Program(library, head, packer)(hidden)
+    torch.testing.assert_close(logits, hidden @ table.dequantize().T)
+    assert taken == [96 * 64, 96 * 2]
+    assert own.codes.untyped_storage().nbytes() == 0
 
 
 @pytest.mark.parametrize(("code", "group_size"), [(Code.INT8, 48), (Code.FP8, 16)])

@@ -29,8 +29,10 @@ from inflight.layers.weight import CodedGroups, DenseWeight
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import CompiledNetwork
 from inflight.models.config import ModelConfig
+from inflight.models.decoder_loading import load_decoder
 from inflight.models.expert_weights import load_experts
 from inflight.models.formats.bitsandbytes import STATE, Nf4Format
+from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import Block, Target
 from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.split_tensors import SplitByInputs, SplitByOutputs
@@ -300,6 +302,31 @@ def dequantized(weight: Any) -> torch.Tensor:
         return weight.packed.dequantize()
     found: torch.Tensor = weight.values_OI
     return found
+
+
+def test_a_tied_head_and_the_embedding_are_the_same_codes(tmp_path: Path) -> None:
+    """Of a rank's part of the vocabulary; without codes they are the same floats."""
+    write_checkpoint(tmp_path, Qwen2Config(**SHAPE | {"tie_word_embeddings": True}), 1, torch.float32)
+    model, table = ModelConfig.load(tmp_path), load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    for keeps_codes in (True, False):
+        parts = []
+        for rank in range(2):
+            with Checkpoint(tmp_path) as checkpoint:
+                weight_format = OnLoadFormat(Code.INT4) if keeps_codes else DenseFormat()
+                loader = WeightLoader(
+                    checkpoint,
+                    weight_format,
+                    FakeGroup(rank, 2),
+                    torch.float32,
+                    torch.device("cpu"),
+                    keeps_codes=keeps_codes,
+                )
+                decoder: Any = load_decoder(model, loader, 64)
+            rows, weight = decoder.embedding.weight_UD, decoder.head.weight
+            assert rows is (weight.packed if keeps_codes else weight.values_OI)
+            parts.append(dequantized(weight))
+        found = torch.cat(parts)[: len(table)]
+        assert (found - table).abs().max() <= (0.51 / 127 * table.abs().max() if keeps_codes else 0)
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------

@@ -83,9 +83,25 @@ def test_layers_hold_codes(model: GgufModel) -> None:
         sections = [loader.even_section("features", size) for size in (64, 32, 32)]
         qkv = loader.by_outputs(QKV, f"{LAYER}.", sections, 64).weight
         weights: list[Any] = [qkv, loader.head(SplitByVocabulary("lm_head"), 203, 64)]
+        embedding = loader.by_vocabulary(SplitByVocabulary("model.embed_tokens"), 203, 64).weight_UD
     code = {"Q8_0": Code.INT8, "Q4_0": Code.INT4}[GgufFile(model.file).tensors["blk.0.attn_q.weight"].type.name]
     assert [weight.packed.code for weight in weights] == [code] * 2
+    assert isinstance(embedding, CodedWeight) and embedding.code is code
+    dense = load_file(model.dense.folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(embedding.dequantize(), dense)
     assert all(weight.packed.scales.dtype == torch.float16 for weight in weights)
+
+
+def test_an_embedding_whose_codes_have_zeros_is_dense_beside_the_head_of_the_same_codes(tmp_path: Path) -> None:
+    model = write_model(tmp_path, "llama-tied", GGMLQuantizationType.Q5_1)
+    with open_checkpoint(make_folder(model.file)) as checkpoint:
+        (loader,) = loaders(checkpoint, 1)
+        tensor = SplitByVocabulary("model.embed_tokens")
+        head = loader.head(tensor, 203, 64)
+        tables = [loader.by_vocabulary(tensor, 203, 64, same).weight_UD for same in (head, None)]
+    dense = load_file(model.dense.folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert isinstance(head, CodedGroups)
+    assert all(isinstance(table, torch.Tensor) and torch.equal(table, dense) for table in tables)
 
 
 def test_ranks_hold_the_whole_weight_between_them(model: GgufModel) -> None:

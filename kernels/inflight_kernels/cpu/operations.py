@@ -82,6 +82,7 @@ class Embedding(Operation):
     _fields_ = Fields(
         (Value, "out"),
         ("const Element*", "table", "(num_rows, size), not packed; its first row is that of id `first`."),
+        (Matrix, "codes", "What stands in its place where that is null: (num_rows, size), packed."),
         ("int64_t", "first num_rows size"),
         ("Ids", "ids"),
         ("float", "factor"),

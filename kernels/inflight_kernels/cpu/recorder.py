@@ -51,7 +51,7 @@ from inflight_kernels.cpu.recording import (
     Weight,
 )
 from inflight_kernels.cpu.state_recorder import StateRecorder
-from inflight_kernels.matmul.coded_weight import CodedWeight
+from inflight_kernels.matmul.coded_weight import CodedWeight, Inputs
 from inflight_kernels.norm.part_squares import PartSquares
 
 FP8_OPERATIONS = (
@@ -86,10 +86,11 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
     def embedding(
         self,
         token_ids: Tensor,
-        table: Tensor,
+        table: Tensor | CodedWeight,
         first: int | None = None,
         factor: float = 1.0,
         gives_way: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         if token_ids is not self._x and token_ids is not self._batch.positions_T:
             raise Unsupported("C++ embeds the step's token ids and positions only")
@@ -100,7 +101,7 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
             Embedding,
             ("out",),
             out=written,
-            table=self._values.constant(table, "the embedding", table.shape),
+            **self._table(table),
             first=first or 0,
             num_rows=num_rows,
             size=size,
@@ -108,6 +109,14 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
             factor=factor,
         )
         return out
+
+    def _table(self, table: Tensor | CodedWeight) -> dict[str, Field]:
+        what = "the embedding"
+        if isinstance(table, Tensor):
+            return {"table": self._values.constant(table, what, table.shape)}
+        if table.inputs is not Inputs.KEPT:
+            raise Unsupported(f"{what} is laid out for products of whole numbers")
+        return {"codes": self._values.weight(table, what, table.shape)}
 
     def embedding_rms_norm(self, token_ids: Tensor, table: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         embedded = self.embedding(token_ids, table)

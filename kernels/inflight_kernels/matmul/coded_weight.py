@@ -109,8 +109,8 @@ class CodedWeight(NamedTuple):
         *rows, num_bytes = self.codes.shape
         return torch.Size((*rows, num_bytes * 8 // self.code.bits))
 
-    def rows(self, rows: slice) -> CodedWeight:
-        """Some of N, of one weight."""
+    def rows(self, rows: slice | Tensor) -> CodedWeight:
+        """Some of N, of one weight; copies, if a tensor has their numbers."""
         zeros = None if self.zeros is None else self.zeros[rows]
         return self._replace(codes=self.codes[rows], scales=self.scales[rows], zeros=zeros)
 

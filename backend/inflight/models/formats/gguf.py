@@ -57,9 +57,10 @@ class GgufFormat:
             _fill(checkpoint, blocks, coding, weight.of_expert(expert))
         return weight
 
-    def has_codes(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> bool:
-        """Whether a product of these blocks can have codes."""
-        return _coding(blocks, _types(checkpoint, blocks)) is not None
+    def has_exact_codes(self, checkpoint: Checkpoint, block: Block) -> bool:
+        """Whether it can have codes that give its type's numbers without another rounding: those without zeros."""
+        coding = _coding([block], _types(checkpoint, [block]))
+        return coding is not None and not coding.has_zeros
 
 
 def _kept_coding(checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Coding | None:

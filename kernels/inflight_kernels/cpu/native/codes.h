@@ -8,6 +8,7 @@
 // products multiply codes without rounding them, and what a group of them shares, its scale, multiplies their sum.
 #pragma once
 
+#include <cstring>
 #include <type_traits>
 
 #include "panels.h"
@@ -88,6 +89,12 @@ struct Coded<Code, 8> {
 #ifdef __AVX512BF16__
   static __m512i pairs(const char* step, int tile, int r) { return joined(even(step, tile, r), odd(step, tile, r)); }
 #endif
+  /// Of one row and column.
+  static float number(const char* step, int tile, int row, int column) {
+    float some[16];
+    store(some, row % 2 ? odd(step, tile, row / 2) : even(step, tile, row / 2));
+    return some[column];
+  }
   static void prefetch(const char* step, int tile, int r, int64_t ahead) {
     if (r % 2 == 0) prefetch_lines(step + TILE * tile + LINE * r + ahead, 1);
   }
@@ -104,6 +111,12 @@ struct Coded<Code, 4> {
     return load_chosen_pairs(KEPT<Code>.pairs, words(step, tile, r), 4 * (r % 4));
   }
 #endif
+  /// Of one row and column, as it is and not as elements keep it.
+  static float number(const char* step, int tile, int row, int column) {
+    uint32_t word;
+    std::memcpy(&word, words(step, tile, row / 2) + 4 * column, sizeof word);
+    return Code::NUMBERS[word >> (row % 2 * 16 + row / 2 % 4 * 4) & 15];
+  }
   static void prefetch(const char* step, int tile, int r, int64_t ahead) {
     if (r % 4 == 0) prefetch_lines(words(step, tile, r) + ahead, 1);
   }

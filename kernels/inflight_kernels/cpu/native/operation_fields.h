@@ -171,6 +171,8 @@ struct Embedding {
   Value out;
   /// (num_rows, size), not packed; its first row is that of id `first`.
   const Element* table;
+  /// What stands in its place where that is null: (num_rows, size), packed.
+  Matrix codes;
   int64_t first, num_rows, size;
   Ids ids;
   float factor;
@@ -665,6 +667,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Embedding, kind),
     offsetof(Embedding, out),
     offsetof(Embedding, table),
+    offsetof(Embedding, codes),
     offsetof(Embedding, first),
     offsetof(Embedding, num_rows),
     offsetof(Embedding, size),

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "coded_rows.h"
 #include "linear.h"
 
 namespace inflight {
@@ -44,20 +45,23 @@ inline void run(const Embedding& op, const Run& step) {
   const int64_t* const ids = op.ids == Ids::POSITION ? batch.positions : batch.token_ids;
   const int64_t* const given = op.ids == Ids::TOKEN ? batch.given : nullptr;
   share(batch.num_tokens, [&](int64_t row) {
+    Element* const to = out + row * step.stride(op.out);
     const Element* source = nullptr;
     float factor = 1.0f;
     if (given && given[row] >= 0) {
       if (op.first == 0) source = batch.given_rows + given[row] * op.size;
     } else {
       const int64_t local = ids[row] - op.first;
-      if (local >= 0 && local < op.num_rows) source = op.table + local * op.size;
       factor = op.factor;
+      if (local >= 0 && local < op.num_rows) {
+        if (!op.table) read_row(op.codes, local, op.size, to);
+        source = op.table ? op.table + local * op.size : to;
+      }
     }
-    Element* const to = out + row * step.stride(op.out);
     if (!source)
       std::memset(to, 0, op.size * sizeof(Element));
     else if (factor == 1.0f)
-      std::memcpy(to, source, op.size * sizeof(Element));
+      std::memmove(to, source, op.size * sizeof(Element));
     else
       for (int64_t i = 0; i < op.size; i += 16)
         store(to + i, load(source + i, op.size - i) * splat(factor), op.size - i);
