@@ -17,6 +17,7 @@ from inflight_kernels.recurrent.gate import Gate
 from inflight_kernels.recurrent.step_sequences import StepSequences
 
 MAX_TAPS = 8
+CHUNKS = "C++ computes recurrences token by token, and keeps no inputs of chunks"
 KEY_DIMS = STATE_DIMS = range(HALF_STEP, 256 + 1, HALF_STEP)
 
 
@@ -65,9 +66,11 @@ class StateRecorder(Notes):
         state: Tensor,
         sequences: StepSequences,
         key_dim: int,
-        chunk: None = None,
+        chunk: Tensor | None = None,
     ) -> Tensor:
         self._check_sequences(sequences)
+        if chunk is not None:
+            raise Unsupported(CHUNKS)
         slots, num_heads, _, value_dim = state.shape
         if key_dim not in KEY_DIMS or value_dim % HALF_STEP:
             raise Unsupported(
@@ -115,9 +118,11 @@ class StateRecorder(Notes):
         state: Tensor,
         sequences: StepSequences,
         dt_limits: tuple[float, float] = (0.0, float("inf")),
-        chunk: None = None,
+        chunk: Tensor | None = None,
     ) -> Tensor:
         self._check_sequences(sequences)
+        if chunk is not None:
+            raise Unsupported(CHUNKS)
         slots, num_heads, head_dim, state_dim = state.shape
         if head_dim % HALF_STEP or state_dim not in STATE_DIMS:
             raise Unsupported(

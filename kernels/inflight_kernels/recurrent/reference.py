@@ -82,7 +82,7 @@ def gated_delta_rule(
     state: Tensor,
     sequences: StepSequences,
     key_dim: int,
-    chunk: None = None,
+    chunk: Tensor | None = None,
 ) -> Tensor:
     """A token at a time. Of no matrix products, whose order of sums is not known."""
     _, num_heads, _, value_dim = state.shape
@@ -148,7 +148,7 @@ def state_space_scan(
     state: Tensor,
     sequences: StepSequences,
     dt_limits: tuple[float, float] = (0.0, float("inf")),
-    chunk: None = None,
+    chunk: Tensor | None = None,
 ) -> Tensor:
     """A token at a time, of no matrix products either."""
     _, num_heads, head_dim, state_dim = state.shape
