@@ -270,6 +270,13 @@ REFUSED: dict[str, tuple[Layer, Sequence[Tensor], str]] = {
         WEIGHTS,
         "over 9 tokens, and C\\+\\+ has those up to 8",
     ),
+    "chunks": (
+        lambda x, _, sequences, weights: inflight_kernels.gated_delta_rule(
+            x, x[:, :2], x[:, 2:4], *weights, DELTA_STATE, sequences, 32, DELTA_STATE
+        ),
+        DECAYS,
+        "token by token, and keeps no inputs of chunks",
+    ),
     "some columns": (
         lambda x, state, sequences, weights: convolve(x, weights[2], state, sequences),
         WEIGHTS,
