@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from inflight.errors import ConfigurationError
 from inflight.gguf.metadata import Metadata
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Order:
 
     def places(self) -> NDArray[np.int64]:
         """In the file, of each in transformers' order."""
+        import numpy as np  # which who only asks what a file is does without
+
         moved = np.arange(math.prod(self.shape)).reshape(self.shape).transpose(self.axes).flatten()
         return np.concatenate([np.arange(self.before), moved + self.before])
 
