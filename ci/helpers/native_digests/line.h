@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 
 #include "numbers.h"
 
@@ -32,6 +33,14 @@ class Line {
   }
   void add(const Element* elements, int64_t count) {
     for (int64_t i = 0; i < count; i += 16) add(load(elements + i, count - i));
+  }
+  /// Of a buffer whose columns are floats.
+  void add_floats(const void* from, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      float value;
+      std::memcpy(&value, static_cast<const char*>(from) + i * sizeof value, sizeof value);
+      add(value);
+    }
   }
 
  private:
