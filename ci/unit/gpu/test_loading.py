@@ -40,8 +40,8 @@ CPU = torch.device("cpu")
 NUM_POSITIONS = 65
 TURNED_ON_THE_DEVICE = {"gpt-oss", *(name for name, config in CONFIGS.items() if hasattr(config, "kv_lora_rank"))}
 """Experts, and heads of latents, whose matrices the device transposes, which computes nothing here."""
-ON_ONE_RANK = ("olmo", "granite-hybrid", "bamba", "minimax-m2")
-"""Beginnings of the names of those that are not split."""
+COMPUTED = ("cos_sin", "v_norm")
+"""Fields whose tensors the device makes: no file has them."""
 
 
 class Observed:
@@ -121,7 +121,7 @@ def load(folder: Path, where: torch.device, group: TensorParallelGroup, dtype: t
 
 
 def weights_of(part: Any) -> Iterator[Tensor]:
-    """The tensors of a network, in order."""
+    """The tensors of a network that are in its files, in order."""
     if isinstance(part, Tensor):
         yield part
     elif isinstance(part, list | tuple):
@@ -129,7 +129,7 @@ def weights_of(part: Any) -> Iterator[Tensor]:
             yield from weights_of(each)
     elif is_dataclass(part):
         for field in fields(part):
-            if field.name != "cos_sin":
+            if field.name not in COMPUTED:
                 yield from weights_of(getattr(part, field.name))
 
 
@@ -153,7 +153,7 @@ def test_a_weight_is_copied_once_to_its_place_and_nothing_waits_for_it(
 ) -> None:
     """Every family, in the type of its files and in another one, alone and as either of two ranks."""
     folder = make_checkpoint(tmp_path, name).folder
-    splits = CONFIGS[name].num_attention_heads % 2 == 0 and not name.startswith(ON_ONE_RANK)
+    splits = CONFIGS[name].num_attention_heads % 2 == 0
     ranks = [None, 0, 1] if splits else [None]
     for rank in ranks:
         group = TensorParallelGroup() if rank is None else FakeNccl(rank)

@@ -277,7 +277,7 @@ def test_a_row_that_is_looked_up_is_what_its_codes_mean(
     of_code = zeros if code.is_whole else None
     table = random_codes(code, 203, num_inputs, group_size=group_size, scale_dtype=scale_dtype, zeros=of_code)
     token_ids, first = torch.arange(40) * 61 % 256, 50
-    expected = inflight_kernels.embedding(token_ids, table, first, 0.75, dtype)
+    expected = inflight_kernels.embedding(token_ids, table, first, 0.75, dtype=dtype)
     is_here = (token_ids >= first) & (token_ids < first + 203)
     meant = (table.dequantize(dtype)[token_ids[is_here] - first]) * 0.75
     assert torch.equal(expected[is_here], meant) and not expected[~is_here].any()
@@ -286,7 +286,7 @@ def test_a_row_that_is_looked_up_is_what_its_codes_mean(
             continue
         force(monkeypatch, instruction, variant)
         own = copy_of(table)
-        recording = record(lambda x, _, own=own: inflight_kernels.embedding(x, own, first, 0.75, dtype), None, dtype)
+        recording = record(lambda x, _, own=own: inflight_kernels.embedding(x, own, first, 0.75, dtype=dtype), None, dtype)
         library = load_library(dtype)
         assert torch.equal(Program(library, recording, WeightPacker(library, [recording]))(token_ids), expected)
 

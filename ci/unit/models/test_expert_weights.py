@@ -92,11 +92,12 @@ def test_a_rank_reads_its_part_of_experts_from_either_layout(name: str, tmp_path
 @pytest.mark.parametrize("name", ["qwen2-moe", "glm4-moe"])
 def test_shared_experts_are_divided_like_a_feed_forward_and_summed_once(name: str, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, name)
-    tensors, number = ModelConfig.load(tmp_path).family.experts, 2
+    family, number = ModelConfig.load(tmp_path).family, 2
+    tensors = family.experts
     assert tensors is not None and tensors.shared is not None
     x = torch.randn(7, 48, generator=torch.Generator().manual_seed(1))
     with Checkpoint(tmp_path) as opened, torch.inference_mode():
-        parts = [load_mixture(rank, tensors, f"model.layers.{number}.", 48) for rank in loaders(opened, 2)]
+        parts = [load_mixture(rank, tensors, f"model.layers.{number}.", 48, family.norms) for rank in loaders(opened, 2)]
         expected = checkpoint.model.model.layers[number].mlp(x[None])[0]
         found = sum_of(parts, x)
     assert all(isinstance(part, SharedExperts) for part in parts)

@@ -26,7 +26,7 @@ from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.layers.linear import ColumnParallelLinear
 from inflight.layers.mlp import GatedMLP
 from inflight.layers.norm import RMSNorm
-from inflight.models import decoder_loading
+from inflight.models import branch_loading
 from inflight.models.decoder import Decoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
@@ -94,7 +94,7 @@ def load(checkpoint: TinyCheckpoint, **options: str) -> Network:
 def load_apart(checkpoint: TinyCheckpoint) -> Network:
     """Whose products all quantise what they multiply."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_loading, "fuse_quantization", lambda norm, part: (norm, part))
+        patch.setattr(branch_loading, "fuse_quantization", lambda norm, part: (norm, part))
         return load(checkpoint)
 
 
