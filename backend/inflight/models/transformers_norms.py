@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections import Counter
 from typing import Any
 
 import torch
@@ -32,23 +33,27 @@ def compile_norms(network: Any, dtype: torch.dtype, order: cpu.Order | None) -> 
     if order is None:
         return
     library, workspace, count = cpu.load_library(dtype, order=order), Workspace(), 0
+    reasons: Counter[str] = Counter()
     for module in network.modules():
         if (found := _weight_of(module, dtype)) is None:
             continue
-        if (recording := _record(*found, dtype)) is not None:
-            program = Program(library, recording, WeightPacker(library, [recording]), workspace)
-            module.forward = _CompiledNorm(module.forward, program, len(found[0]))
-            count += 1
+        try:
+            recording = _record(*found, dtype)
+        except Unsupported as reason:
+            reasons[str(reason)] += 1
+            continue
+        program = Program(library, recording, WeightPacker(library, [recording]), workspace)
+        module.forward = _CompiledNorm(module.forward, program, len(found[0]))
+        count += 1
     if count:
         logger.info("%d norms run in C++", count)
+    for text, number in reasons.items():
+        logger.info("%d norms stay in torch: %s", number, text)
 
 
-def _record(weight_D: Tensor, eps: float, dtype: torch.dtype) -> Recording | None:
-    try:
-        return cpu.record(lambda x_ND, _: _rms_norm(x_ND, weight_D, eps), len(weight_D), dtype)
-    except Unsupported as reason:
-        logger.info("torch computes a norm: %s", reason)
-        return None
+def _record(weight_D: Tensor, eps: float, dtype: torch.dtype) -> Recording:
+    """Raises Unsupported."""
+    return cpu.record(lambda x_ND, _: _rms_norm(x_ND, weight_D, eps), len(weight_D), dtype)
 
 
 class _CompiledNorm:

@@ -286,7 +286,9 @@ def test_a_row_that_is_looked_up_is_what_its_codes_mean(
             continue
         force(monkeypatch, instruction, variant)
         own = copy_of(table)
-        recording = record(lambda x, _, own=own: inflight_kernels.embedding(x, own, first, 0.75, dtype=dtype), None, dtype)
+        recording = record(
+            lambda x, _, own=own: inflight_kernels.embedding(x, own, first, 0.75, dtype=dtype), None, dtype
+        )
         library = load_library(dtype)
         assert torch.equal(Program(library, recording, WeightPacker(library, [recording]))(token_ids), expected)
 

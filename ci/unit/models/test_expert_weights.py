@@ -97,7 +97,9 @@ def test_shared_experts_are_divided_like_a_feed_forward_and_summed_once(name: st
     assert tensors is not None and tensors.shared is not None
     x = torch.randn(7, 48, generator=torch.Generator().manual_seed(1))
     with Checkpoint(tmp_path) as opened, torch.inference_mode():
-        parts = [load_mixture(rank, tensors, f"model.layers.{number}.", 48, family.norms) for rank in loaders(opened, 2)]
+        parts = [
+            load_mixture(rank, tensors, f"model.layers.{number}.", 48, family.norms) for rank in loaders(opened, 2)
+        ]
         expected = checkpoint.model.model.layers[number].mlp(x[None])[0]
         found = sum_of(parts, x)
     assert all(isinstance(part, SharedExperts) for part in parts)
