@@ -24,7 +24,7 @@ from tiny_checkpoints import make_checkpoint, make_prompt
 from ci.kernels.kernel_cases import LINEAR_CONFIG
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
-from inflight.models import decoder_loading
+from inflight.models import branch_loading
 from inflight.runtime import model_runner, step_sizes
 from inflight.runtime.model_runner import ModelRunner
 from inflight.sampling_config import SamplingConfig
@@ -248,7 +248,7 @@ def test_no_bit_depends_on_which_kernel_quantises(
     monkeypatch.setattr(ModelRunner, "warmup", lambda _: None)
     folder = write_fp8_checkpoint(tmp_path, **options).folder
     fused = serve(folder, sequences())
-    monkeypatch.setattr(decoder_loading, "fuse_quantization", lambda *parts: parts)
+    monkeypatch.setattr(branch_loading, "fuse_quantization", lambda *parts: parts)
     assert results(serve(folder, sequences())) == results(fused)
 
 
