@@ -40,7 +40,13 @@ def test_kernel_equals_reference(
     gate_up = (4 * torch.randn(shape)).to(dtype)
     actual = gpu.activate_and_mul(gate_up.to(device), activation)
     assert actual.dtype == dtype
-    assert_near(actual, reference.activate_and_mul(gate_up, activation), ELEMENTWISE_TOLERANCE[dtype])
+    expected = reference.activate_and_mul(gate_up, activation).float()
+    if activation is Activation.GELU:
+        # Either may round 1 + erf, the sum of nearly opposite numbers where a gate is small, by half a unit of 1.
+        gate, up = gate_up.float().chunk(2, -1)
+        rounding = torch.finfo(torch.float32).eps * (gate * up).abs()
+        expected += (actual.float().cpu() - expected).clamp(-rounding, rounding)
+    assert_near(actual, expected, ELEMENTWISE_TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("activation", Activation)
