@@ -334,6 +334,7 @@ class Histories(RuleBasedStateMachine):
             states, found = states_of(request.input_token_ids), rank.runner.exported.get(bytes([request_id]))
             if found is None:
                 # A state may have found no slot, and what is computed again after a pause may pass windows at once.
+                assert rank.runner.slots is not None or self.went_on(rank, request.input_token_ids)
                 assert rank.runner.slots is not None or rank.kv_cache.groups.have_windows
                 return
             wanted = rank.runner.handed_over(request.input_token_ids)
@@ -341,6 +342,15 @@ class Histories(RuleBasedStateMachine):
                 wanted.append(states[-2])
             assert len(found) == len(wanted)
             assert all(mine == its for mine, its in zip(found, wanted, strict=True) if its != EMPTY)
+
+    @staticmethod
+    def went_on(rank: Harness, prompt: list[int]) -> bool:
+        """Whether a sequence with this prompt has taken a row with tokens behind it: after a pause."""
+        placed = (new for step in rank.runner.launched for new in step.new_sequences)
+        return any(
+            len(new.token_ids) > new.num_prompt_tokens and new.token_ids[: new.num_prompt_tokens] == prompt
+            for new in placed
+        )
 
     def check_beams(self, rank: Harness, request_id: int) -> None:
         """One result for each hypothesis that is returned, or one error."""

@@ -107,14 +107,18 @@ def metrics_of(engine: Engine, number: int) -> PerfMetrics:
     return next(metrics for metrics in found if metrics is not None)
 
 
-@pytest.fixture(scope="module")
-def plain(folder: Path) -> Tokens:
+def served_alone(folder: Path, requests: list[Request]) -> Tokens:
     """Each request alone, without a draft model."""
     engine = make_engine(folder, None, enable_reuse=False)
-    for request in REQUESTS:
+    for request in requests:
         engine.serve([request])
     engine.runner.close()
     return {key: engine.tokens(*key) for key in engine.results}
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Tokens:
+    return served_alone(folder, REQUESTS)
 
 
 @pytest.mark.parametrize("draft", ["twin", "stranger"])
@@ -244,12 +248,7 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain_recurrent(recurrent: Path) -> Tokens:
-    """Each request alone, without a draft model."""
-    engine = make_engine(recurrent, None, enable_reuse=False)
-    for request in OF_TEXT:
-        engine.serve([request])
-    engine.runner.close()
-    return {key: engine.tokens(*key) for key in engine.results}
+    return served_alone(recurrent, OF_TEXT)
 
 
 @pytest.mark.parametrize("draft", ["twin", "stranger", "other way round"])
@@ -333,12 +332,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain_windowed(windowed: Path) -> Tokens:
-    """Each request alone, without a draft model."""
-    engine = make_engine(windowed, None, enable_reuse=False)
-    for request in OF_TEXT:
-        engine.serve([request])
-    engine.runner.close()
-    return {key: engine.tokens(*key) for key in engine.results}
+    return served_alone(windowed, OF_TEXT)
 
 
 @pytest.mark.parametrize("draft", ["twin", "stranger"])
