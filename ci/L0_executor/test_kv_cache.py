@@ -39,7 +39,6 @@ def serve(num_ranks: int, **changes: object) -> tuple[list[list[int]], KvCacheSt
         tensor_parallel_size=num_ranks,
         max_batch_size=4,
         max_seq_len=128,
-        cpu_compile="false",
         num_threads=1,
         **changes,  # type: ignore[arg-type]
     )

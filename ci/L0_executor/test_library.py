@@ -41,7 +41,7 @@ STORIES = ["Once upon a time", "The little dog", "A girl named Ann", "In the gar
 
 
 def config(num_ranks: int = 1, **changes: object) -> EngineConfig:
-    small = {"max_batch_size": 8, "max_tokens_in_paged_kv_cache": 8192, "cpu_compile": "false", "num_threads": 1}
+    small = {"max_batch_size": 8, "max_tokens_in_paged_kv_cache": 8192, "num_threads": 1}
     # In float32: the order of a sum decides the last digit, which in bfloat16 is coarse enough to change a draw.
     return EngineConfig(dtype="float32", tensor_parallel_size=num_ranks, **{**small, **changes})
 

@@ -123,7 +123,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("executor", ["mpi", "multiproc"])
 def test_no_rank_outlives_a_front_that_was_killed(executor: str) -> None:
     ranks = {"executor": executor, "tensor_parallel_size": 2}
-    parameters = {"gpt_model_path": CHECKPOINT, "cpu_compile": "false", **ranks}
+    parameters = {"gpt_model_path": CHECKPOINT, **ranks}
     command = [sys.executable, "-c", FRONT, *(f"{key}={value}" for key, value in parameters.items())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with (

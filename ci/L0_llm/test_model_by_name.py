@@ -33,7 +33,7 @@ def test_a_model_of_the_hub_is_served_and_stays_what_it_was(tmp_path: Path, monk
         for name, value in {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.endpoint, "HF_TOKEN": "hf_test"}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        with ServerProcess(checkpoint="org/stories", parameters={"dtype": "float32", "cpu_compile": "false"}) as server:
+        with ServerProcess(checkpoint="org/stories", parameters={"dtype": "float32"}) as server:
             assert ask(server) == GOLDEN["token_ids"]
             assert {each.headers.get("authorization") for each in hub.asked} >= {"Bearer hf_test"}
             with Client(server.grpc_url) as client:

@@ -40,7 +40,7 @@ def run_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def executor(run_directory: Path) -> Iterator[GenerationExecutor]:
-    config = EngineConfig(dtype="float32", cpu_compile="false", num_threads=1, max_batch_size=4)
+    config = EngineConfig(dtype="float32", num_threads=1, max_batch_size=4)
     with GenerationExecutor.create(CHECKPOINT, config, name="mine", progress=False) as executor:
         yield executor
 

@@ -44,7 +44,7 @@ class Engine:
         self._run_directory = run_directory
         small = {"max_batch_size": "8", "max_tokens_in_paged_kv_cache": "4096", "num_threads": "1"}
         self.config = EngineConfig.from_parameters(
-            {"gpt_model_path": str(CHECKPOINT), "cpu_compile": "false", "log_level": "WARNING", **small, **parameters}
+            {"gpt_model_path": str(CHECKPOINT), "log_level": "WARNING", **small, **parameters}
         )
         self.deaths = threading.Semaphore(0)
         self.executor = RemoteFront(
