@@ -31,7 +31,14 @@ from ray_cluster import RayCluster, ray_cluster
 PROMPT = [10, 20, 30]
 LONG = 400
 """Tokens: enough that the request is still in flight when a node dies."""
-TWO_NODES = {"executor": "ray", "tensor_parallel_size": "2", "ray_placement": "spread", "dtype": "float32"}
+TWO_NODES = {
+    "executor": "ray",
+    "tensor_parallel_size": "2",
+    "ray_placement": "spread",
+    "dtype": "float32",
+    "cpu_compile": "false",
+}
+"""Layers in torch, as between machines, also when both ranks come back on one."""
 
 
 @pytest.fixture(scope="module")
