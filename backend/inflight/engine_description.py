@@ -9,6 +9,12 @@ import msgspec
 if TYPE_CHECKING:
     from inflight.request_limits import RequestLimits
 
+ARITHMETIC = (
+    *("device", "layers", "sum_order", "dtype", "weight_dtype", "activations", "kv_cache_dtype", "deterministic"),
+    "tensor_parallel_size",
+)
+"""Fields on which the bits of a token depend."""
+
 
 class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What is unknown is empty."""
@@ -54,6 +60,11 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
             f"{limits.kv_cache_tokens} tokens{' a replica' if self.data_parallel_size > 1 else ''}; "
             f"max_batch_size {limits.max_batch_size}, max_seq_len {limits.max_seq_len}"
         )
+
+    def changes(self, before: EngineDescription) -> str:
+        """What is computed otherwise than by the ranks `before`, as a list for a sentence; empty if nothing is."""
+        found = [(name, getattr(before, name), getattr(self, name)) for name in ARITHMETIC]
+        return ", ".join(f"{name} {new} instead of {old}" for name, old, new in found if old != new)
 
     def labels(self) -> dict[str, str]:
         """As labels of a metric."""

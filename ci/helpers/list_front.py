@@ -35,8 +35,8 @@ class ListFront(Front):
     def lose(self, state: EngineState = EngineState.RELAUNCHING, replica: int = 0) -> None:
         self._replica_lost(state, "the ranks died", replica)
 
-    def recover(self, limits: RequestLimits = LIMITS, replica: int = 0) -> None:
-        self._replica_ready(limits, EngineDescription(device="cpu"), self._max_in_flight, replica)
+    def recover(self, limits: RequestLimits = LIMITS, replica: int = 0, layers: str = "compiled") -> None:
+        self._replica_ready(limits, EngineDescription(device="cpu", layers=layers), self._max_in_flight, replica)
 
     def say(self, *responses: Response) -> None:
         self._deliver(responses)

@@ -6,6 +6,7 @@ work: every replica can do all of it.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -17,6 +18,8 @@ from inflight.executor.front.phase import Phase
 from inflight.executor.front.routing import Placement, Router
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -71,6 +74,8 @@ class Replicas:
         if not known.is_ready:
             self._router.expect(replica, limits.kv_cache_tokens)
         known.limits, known.max_in_flight = limits, max_in_flight
+        if self.description.layers and (changes := description.changes(self.description)):
+            logger.warning("the ranks compute with %s: requests that go on with them may get other tokens", changes)
         self.description = description
         self.note_state(replica, EngineState.READY)
 

@@ -303,3 +303,15 @@ def test_statistics_of_replicas_add_up_and_those_of_a_dead_one_are_forgotten() -
     text = front.get_latest_batch_manager_stats()
     assert text is not None and BatchManagerStats.from_json(text).iteration_counter == 7
     assert front.num_requests_queued() == 1
+
+
+def test_ranks_that_compute_otherwise_than_those_before_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    front = start(1)
+    front.lose()
+    front.recover(WIDE)
+    assert not caplog.messages
+    front.lose()
+    front.recover(WIDE, layers="native")
+    assert caplog.messages == [
+        "the ranks compute with layers native instead of compiled: requests that go on with them may get other tokens"
+    ]
