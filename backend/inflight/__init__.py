@@ -13,6 +13,7 @@ The package reads downwards, and each folder imports only from those below it:
 
     server          tensors <-> Request/Response, inside tritonserver's stub process
     openai          OpenAI's API over HTTP, in a process of its own
+    asking          what a client wants, whoever asks, as requests to the engine
     text            text <-> tokens, for both servers and for programs that use the engine as a library
     executor        how ranks are launched and reached
     batch_manager   the worker loop of every rank: GptManager, Scheduler, KVCacheManager

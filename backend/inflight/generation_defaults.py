@@ -114,6 +114,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
         early_stopping: int | None = None,
         beam_width_array: list[int] | None = None,
         beam_search_diversity_rate: float | None = None,
+        logit_bias: dict[int, float] | None = None,
+        embedding_bias: bytes = b"",
     ) -> SamplingConfig:
         """Every default resolved for a request that says this; values out of range are left for RequestLimits.
 
@@ -148,6 +150,8 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
             frequency_penalty=frequency_penalty or 0.0,
             min_tokens=self._min_tokens(min_tokens, num_prompt_tokens, max_tokens),
             no_repeat_ngram_size=_first(no_repeat_ngram_size, self.no_repeat_ngram_size, 0),
+            logit_bias=logit_bias or {},
+            embedding_bias=embedding_bias,
         )
 
     def _min_tokens(self, said: int | None, num_prompt_tokens: int, max_tokens: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from inflight.asking.refusal import Kind, Refusal, Words
 from inflight.errors import EngineUnavailable, InflightError, QueueFull, RequestTimedOut
 from inflight.result import Response
 from inflight.text.safe_text import safe_text
@@ -30,6 +32,12 @@ TYPES = {
 }
 OF_CODES = {"INVALID_ARGUMENT": 400, "ALREADY_EXISTS": 409, "UNAVAILABLE": 503, "CANCELLED": 499}
 """The engine's error codes -> HTTP status; others are 500."""
+OF_KINDS: dict[Kind, tuple[int, str | None]] = {
+    Kind.UNSUPPORTED: (400, "unsupported_parameter"),
+    Kind.TOO_LONG: (400, "context_length_exceeded"),
+    Kind.TOO_LARGE: (413, None),
+}
+"""Status and code of a refusal; of others 400 and none."""
 
 VALUE = "[...]"
 """Stands in msgspec's paths for any key of an object."""
@@ -74,17 +82,20 @@ def overloaded(status: int, message: str) -> APIError:
     return APIError(status, message, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def context_too_long(limit: int, num_prompt: int, param: str, num_new: int | None = None) -> APIError:
-    """In OpenAI's words, which frameworks search for."""
-    asked = f"your messages resulted in {num_prompt} tokens"
-    if num_new is not None:
-        asked = f"you requested {num_prompt + num_new} tokens ({num_prompt} in the prompt, {num_new} in the completion)"
-    return invalid(
-        f"This model's maximum context length is {limit} tokens. However, {asked}. Please reduce the length of the "
-        "prompt or of the completion.",
-        param,
-        "context_length_exceeded",
-    )
+def of_refusal(refusal: Refusal, words: Words) -> APIError:
+    """In the words of a dialect."""
+    status, code = OF_KINDS.get(refusal.kind, (400, None))
+    param = words.get(refusal.field, refusal.field) or None
+    return APIError(status, refusal.said(words), param=param, code=code)
+
+
+@contextlib.contextmanager
+def in_words(words: Words) -> Iterator[None]:
+    """What is refused within is refused as APIError."""
+    try:
+        yield
+    except Refusal as refusal:
+        raise of_refusal(refusal, words) from None
 
 
 def of_validation(error: Exception, where: str = "") -> APIError:

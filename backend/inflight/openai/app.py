@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from inflight.asking.prompt_encoder import PromptEncoder
+from inflight.asking.tool_use import check_tools
 from inflight.errors import EngineUnavailable
 from inflight.executor.front.front import NOT_AVAILABLE, Front
 from inflight.lora import LoRARequest
-from inflight.openai.api_error import APIError, invalid, of_response
+from inflight.openai.api_error import APIError, in_words, invalid, of_response
+from inflight.openai.asks import OF_CHAT, chat_of
 from inflight.openai.call import Call
 from inflight.openai.call_builder import CallBuilder
 from inflight.openai.call_runner import CallRunner
@@ -38,13 +41,11 @@ from inflight.openai.metrics import CONTENT_TYPE, ServerMetrics
 from inflight.openai.model_names import ModelNames
 from inflight.openai.page.feed import BatchFeed
 from inflight.openai.page.index import HEADERS, INDEX
-from inflight.openai.prompts import PromptEncoder
 from inflight.openai.rendering import COMPLETIONS
 from inflight.openai.respond import STREAM_HEADERS, watch
 from inflight.openai.responses.api import ResponsesApi
 from inflight.openai.responses.store import ResponseStore
 from inflight.openai.text_threads import TextThreads
-from inflight.openai.tool_use import read_definitions
 from inflight.request import Request
 from inflight.request_spans import RequestSpans
 from inflight.text.text_decoder import make_text_decoder
@@ -191,15 +192,12 @@ class App:
         if body.messages is None:
             assert body.prompt is not None
             added = body.add_special_tokens is not False
-            return self._encoder.encode(body.prompt, limits, add_special_tokens=added) if body.prompt else []
-        text = self._encoder.render(
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            tools=read_definitions(body.tools)[1] if body.tools else None,
-            kwargs=body.chat_template_kwargs,
-        )
-        return self._encoder.encode(text, limits, add_special_tokens=bool(body.add_special_tokens), field="messages")
+            with in_words({}):
+                return self._encoder.encode(body.prompt, limits, add_special_tokens=added) if body.prompt else []
+        chat = chat_of(body)
+        with in_words(OF_CHAT):
+            check_tools(chat.tools or [])
+            return self._encoder.encode_chat(chat, limits)[1]
 
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):

@@ -1,4 +1,5 @@
-"""Fields of bodies whose texts are bounded, because each costs others something."""
+"""Fields of bodies that have bounds of their own here: texts, because each costs others something, and numbers on
+other scales than the engine's."""
 
 from __future__ import annotations
 
@@ -12,6 +13,9 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_WORDS = 1024
 MAX_SALT_BYTES = 256
+MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+MAX_PRIORITY = 2**20
+"""Up to here each priority of a request has one of its own on the engine's scale."""
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
@@ -37,6 +41,23 @@ def read_salt(salt: str | None) -> str:
     if salt is not None and not 0 < len(salt.encode("utf-8", "replace")) <= MAX_SALT_BYTES:
         raise invalid(f"cache_salt must be a text of 1 to {MAX_SALT_BYTES} bytes", "cache_salt")
     return salt or ""
+
+
+def read_seed(seed: int | None) -> int | None:
+    if seed is None:
+        return None
+    if not MIN_SEED <= seed <= MAX_SEED:
+        raise invalid("seed must be a 64-bit integer", "seed")
+    return seed % 2**64
+
+
+def engine_priority(priority: int | None) -> float:
+    """vLLM's priorities are integers, and lower ones go first; the engine's are from 0 to 1, and higher ones do."""
+    if priority is None:
+        return 0.5
+    if abs(priority) > MAX_PRIORITY:
+        raise invalid(f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}", "priority")
+    return 0.5 - 0.5 * priority / (1 + abs(priority))
 
 
 def read_request_id(given: str | None) -> str:

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from inflight.openai.chat_format import ChatFormat
+from inflight.asking.chat_format import ChatFormat
 from inflight.openai.choice import Choice
 from inflight.openai.log_probs import LogProbWriter
-from inflight.openai.param_names import IN_PROMPT, ParamNames
 from inflight.request import Request
 
 MAX_NOTES = 16
@@ -43,8 +42,8 @@ class Call:
     prompts: list[PromptCall]
     num_choices: int
     """Of each prompt."""
-    param_names: ParamNames = IN_PROMPT
-    """The fields that errors of the engine are about."""
+    param_of: Callable[[str], str | None] = lambda sentence: None
+    """The field that an error of the engine is about, by its sentence."""
     is_streamed: bool = False
     includes_usage: bool = False
     """Whether a stream ends with its usage."""

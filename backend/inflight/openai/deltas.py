@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from inflight.openai.chat_format import ChatFormat, ChatReader, Piece
-from inflight.openai.tools.events import Content, Reasoning, ToolCallStarted
+from inflight.asking.chat_format import ChatFormat, ChatReader, Piece
+from inflight.asking.tools.events import Content, Reasoning, ToolCallStarted
 
 _encode = msgspec.json.Encoder().encode
 

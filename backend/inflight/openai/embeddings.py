@@ -12,12 +12,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inflight.asking.prepared import engines_refusal
+from inflight.asking.prompt_encoder import PromptEncoder
+from inflight.asking.refusal import context_too_long
 from inflight.errors import InvalidRequest
 from inflight.lora import LoRARequest
-from inflight.openai.api_error import context_too_long, invalid, of_response, unsupported
+from inflight.openai.api_error import in_words, invalid, of_refusal, of_response, unsupported
 from inflight.openai.dispatcher import Mailbox
-from inflight.openai.param_names import ParamNames
-from inflight.openai.prompts import PromptEncoder, split_prompts
+from inflight.openai.prompts import split_prompts
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
@@ -25,7 +27,8 @@ from inflight.request_limits import RequestLimits
 OUTPUT = "hidden_states"
 """What the network's head turns into logits."""
 ENCODINGS = ("float", "base64")
-NAMES = ParamNames("input")
+WORDS = {"prompt": "input", "adapter": "model"}
+"""Fields of an `Ask`, as this body calls them."""
 
 Vector = npt.NDArray[np.float32]
 Pooling = Literal["mean", "last"]
@@ -54,9 +57,10 @@ def embedding_requests(
     for prompt in split_prompts(body.input, "input"):
         if not prompt:
             raise invalid("input is empty: give at least one character or token", "input")
-        token_ids = encoder.encode(prompt, limits, field="input")
-        if len(token_ids) > min(limits.max_input_len, limits.max_seq_len - 1, limits.kv_cache_tokens):
-            raise context_too_long(limits.max_seq_len, len(token_ids), "input")
+        with in_words(WORDS):
+            token_ids = encoder.encode(prompt, limits)
+            if len(token_ids) > min(limits.max_input_len, limits.max_seq_len - 1, limits.kv_cache_tokens):
+                raise context_too_long(limits.max_seq_len, len(token_ids))
         request = Request(
             input_token_ids=token_ids,
             max_tokens=1,
@@ -66,7 +70,7 @@ def embedding_requests(
         try:
             limits.validate(request)
         except InvalidRequest as error:
-            raise invalid(str(error), NAMES.of(str(error))) from None
+            raise of_refusal(engines_refusal(str(error)), WORDS) from None
         requests.append(request)
     return requests
 
@@ -78,7 +82,7 @@ async def collect_vectors(mailbox: Mailbox, request_ids: list[int], pooling: Poo
     while missing:
         for response in await mailbox.take():
             if response.result is None:
-                raise of_response(response, NAMES.of(response.error_msg))
+                raise of_response(response, of_refusal(engines_refusal(response.error_msg), WORDS).param)
             for tensor in response.result.tensors:
                 if tensor.name == f"context_{OUTPUT}":
                     found[response.request_id] = pooled(tensor.array(), pooling)

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from inflight.asking.tools.tool import Tool
 from inflight.openai.api_error import invalid, of_validation, unsupported
 from inflight.output_config import MAX_LOG_PROBS
 from inflight.request import MAX_ALLOTTED_MS
@@ -71,16 +72,9 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Ours: False leaves out what cannot be enforced, and names it."""
 
 
-class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["function"]
-    function: Function
+    function: Tool
 
 
 class FunctionName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -306,13 +300,18 @@ def check_fields(body: Body) -> None:
             raise unsupported(name, why)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "set n")
-    for name, (low, high) in LIMITS.items():
-        check_number(name, getattr(body, name, None), low, high)
+    check_limits(body, body.metadata)
     if isinstance(body, CompletionBody):
         check_number("logprobs", body.logprobs, 0, MAX_COMPLETION_LOG_PROBS)
+
+
+def check_limits(body: TextBody, metadata: dict[str, str] | None) -> None:
+    """Raise APIError for the first field that is beyond OpenAI's limits."""
+    for name, (low, high) in LIMITS.items():
+        check_number(name, getattr(body, name, None), low, high)
     for token, bias in (body.logit_bias or {}).items():
         check_number("logit_bias", bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, f" for token {safe_text(token, 32)}")
-    check_metadata(body.metadata or {})
+    check_metadata(metadata or {})
 
 
 def check_number(name: str, value: float | None, low: float, high: float, what: str = "") -> None:

@@ -67,7 +67,7 @@ class Generation:
         for response in responses:
             request_id, result = response.request_id, response.result
             if result is None:
-                raise of_response(response, self._call.param_names.of(response.error_msg))
+                raise of_response(response, self._call.param_of(response.error_msg))
             if result.finish_reason is FinishReason.CANCELLED:
                 raise overloaded(503, ENDED_EARLY)
             if result.num_cached_tokens:

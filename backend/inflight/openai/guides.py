@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
 
+from inflight.asking.guide import Guide
+from inflight.asking.refusal import Words
+from inflight.asking.tools.forms import schema_of, tag
 from inflight.guided_decoding import (
     NO_SUCH_SPACE,
     GuidedDecodingBackend,
@@ -19,43 +22,42 @@ from inflight.guided_decoding import (
     white_space_of,
 )
 from inflight.openai.api_error import invalid, unsupported
-from inflight.openai.fields import Body, ResponseFormat, TriggeredStructures
-from inflight.openai.tools.forms import Form, schema_of, tag
+from inflight.openai.fields import Body, ResponseFormat, StructuredOutputs, TextBody, TriggeredStructures
 
 RESPONSE_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
 
-OF_CALLS = ("tool_choice", "tools")
-"""The fields that a grammar of calls is from."""
 
-Found = tuple[str, GuidedDecodingParams]
-"""The field that says so, and the grammar."""
+class Found(NamedTuple):
+    field: str
+    """Of the body, that asks for it."""
+    guide: Guide
 
 
-def read_guide(body: Body, calls: GuidedDecodingParams | None = None, *, is_forced: bool = True) -> Found | None:
-    """None if the output follows no grammar. `calls`: that of tool calls; unless `is_forced`, also that of the answer
-    in their place. Raises APIError if fields contradict each other, or ask for what no grammar here does."""
-    found: list[Found] = [*_of_structured_outputs(body), *_of_guided(body)]
-    if calls is None or is_forced or answer_form(body.response_format) is None:
-        found = [*_of_response_format(body.response_format), *found]
-    if calls is not None:
-        found.append((OF_CALLS[not is_forced], calls))
+def read_guide(body: TextBody, answer: Found | None) -> tuple[Guide | None, WhiteSpace | None, Words]:
+    """The grammar of the answer, what stands between the parts of its JSON, and the fields that say so. `answer`: what
+    the body says of the form of the answer. Raises APIError if fields contradict each other, or ask for what no grammar
+    here does."""
+    found = [] if answer is None else [answer]
+    found += [Found(field, Guide(params=params)) for field, params in _of_structured_outputs(body.structured_outputs)]
+    if isinstance(body, Body):
+        found += [Found(field, Guide(params=params)) for field, params in _of_guided(body)]
     if len(found) > 1:
-        first, second = found[0][0], found[1][0]
+        first, second = found[0].field, found[1].field
         raise invalid(f"{first} and {second} are two grammars for one output: give one of them", second)
     asked = _white_space(body)
-    if not found:
-        if asked is not None:
-            raise invalid(f"{asked[0]} says how JSON is written, and no field asks for any", asked[0])
-        return None
-    field, params = found[0]
-    return field, params if asked is None else structs.replace(params, white_space=asked[1])
+    words = {"guide": found[0].field} if found else {}
+    if asked is None:
+        return found[0].guide if found else None, None, words
+    return found[0].guide if found else None, asked[1], {**words, "white_space": asked[0]}
 
 
-def _white_space(body: Body) -> tuple[str, WhiteSpace] | None:
+def _white_space(body: TextBody) -> tuple[str, WhiteSpace] | None:
     """The field that says what stands between the parts of JSON, and what does."""
     outputs = body.structured_outputs
-    patterns = {"guided_whitespace_pattern": body.guided_whitespace_pattern}
+    patterns: dict[str, str | None] = {}
     asked: list[tuple[str, WhiteSpace]] = []
+    if isinstance(body, Body):
+        patterns["guided_whitespace_pattern"] = body.guided_whitespace_pattern
     if outputs is not None:
         patterns["structured_outputs.whitespace_pattern"] = outputs.whitespace_pattern
         if outputs.disable_any_whitespace:
@@ -66,7 +68,7 @@ def _white_space(body: Body) -> tuple[str, WhiteSpace] | None:
             if white_space is None:
                 raise unsupported(field, NO_SUCH_SPACE)
             asked.append((field, white_space))
-    if body.guided_white_space is not None:
+    if isinstance(body, Body) and body.guided_white_space is not None:
         try:
             asked.append(("guided_white_space", WhiteSpace(body.guided_white_space)))
         except ValueError:
@@ -78,9 +80,9 @@ def _white_space(body: Body) -> tuple[str, WhiteSpace] | None:
     return asked[0] if asked else None
 
 
-def check_backend(body: Body, backend: GuidedDecodingBackend) -> None:
+def check_backend(body: TextBody, backend: GuidedDecodingBackend) -> None:
     """Raise APIError if the request wants another library to follow its guide than the engine's."""
-    asked = {"guided_decoding_backend": body.guided_decoding_backend}
+    asked = {"guided_decoding_backend": body.guided_decoding_backend} if isinstance(body, Body) else {}
     if body.structured_outputs is not None:
         asked["structured_outputs.backend"] = body.structured_outputs.backend
     for field, name in asked.items():
@@ -88,27 +90,32 @@ def check_backend(body: Body, backend: GuidedDecodingBackend) -> None:
             raise unsupported(field, f"the engine's configuration chooses it for all requests: {backend.value}")
 
 
-def answer_form(given: dict[str, Any] | None) -> Form | None:
-    """What `response_format` says of an answer as a part of tags; None if it is free, or tags of its own."""
+def read_response_format(given: dict[str, Any] | None) -> Found | None:
+    """Raises APIError."""
     if given is None:
         return None
-    form = _read_response_format(given)
-    if form.type not in ("json_object", "json_schema"):
-        return None
-    return schema_of({"type": "object", "additionalProperties": True} if form.type == "json_object" else _own(form))
-
-
-def _of_response_format(given: dict[str, Any] | None) -> Iterator[Found]:
-    if given is None:
-        return
-    form = _read_response_format(given)
+    form, field = _read_response_format(given), "response_format"
+    if form.type == "structural_tag":
+        return Found(field, Guide(params=_tags(given, field)))
     if form.type == "json_object":
-        yield "response_format", _any_object()
-    elif form.type == "json_schema":
-        is_strict = form.json_schema is None or form.json_schema.strict is not False
-        yield "response_format", _schema(_own(form), is_strict=is_strict)
-    elif form.type == "structural_tag":
-        yield "response_format", _tags(given, "response_format")
+        return Found(field, any_object())
+    if form.type == "text":
+        return None
+    own = form.json_schema
+    if own is None or own.schema is None:
+        raise invalid("response_format of type json_schema needs json_schema.schema", field)
+    return Found(field, of_schema(own.schema, is_strict=own.strict is not False))
+
+
+def any_object() -> Guide:
+    """As the form of an answer."""
+    form = schema_of({"type": "object", "additionalProperties": True})
+    return Guide(params=GuidedDecodingParams(guide_type=GuideType.JSON), form=form)
+
+
+def of_schema(schema: dict[str, Any], *, is_strict: bool) -> Guide:
+    """The same. `is_strict`: whether what cannot be enforced is refused, and not left out."""
+    return Guide(params=_schema(schema, is_strict=is_strict), form=schema_of(schema))
 
 
 def _read_response_format(given: dict[str, Any]) -> ResponseFormat:
@@ -120,13 +127,6 @@ def _read_response_format(given: dict[str, Any]) -> ResponseFormat:
         *others, last = RESPONSE_FORMATS
         raise invalid(f"response_format.type must be {', '.join(others)} or {last}", "response_format")
     return form
-
-
-def _own(form: ResponseFormat) -> dict[str, Any]:
-    """The schema of type json_schema."""
-    if form.json_schema is None or form.json_schema.schema is None:
-        raise invalid("response_format of type json_schema needs json_schema.schema", "response_format")
-    return form.json_schema.schema
 
 
 def _tags(given: str | dict[str, Any], field: str) -> GuidedDecodingParams:
@@ -143,31 +143,32 @@ def _tags(given: str | dict[str, Any], field: str) -> GuidedDecodingParams:
     return GuidedDecodingParams(guide_type=GuideType.STRUCTURAL_TAG, guide=text)
 
 
-def _of_structured_outputs(body: Body) -> Iterator[Found]:
-    given = body.structured_outputs
+def _of_structured_outputs(given: StructuredOutputs | None) -> Iterator[tuple[str, GuidedDecodingParams]]:
     if given is None:
         return
     where, is_strict = "structured_outputs.", given.strict is not False
     if given.json is not None:
         yield f"{where}json", _schema(given.json, is_strict=is_strict)
     if given.json_object:
-        yield f"{where}json_object", _any_object()
+        yield f"{where}json_object", GuidedDecodingParams(guide_type=GuideType.JSON)
     if given.structural_tag is not None:
         tags = _tags(given.structural_tag, f"{where}structural_tag")
         yield f"{where}structural_tag", structs.replace(tags, is_strict=is_strict)
     yield from _of_texts(where, given.regex, given.choice, given.grammar)
 
 
-def _of_guided(body: Body) -> Iterator[Found]:
+def _of_guided(body: Body) -> Iterator[tuple[str, GuidedDecodingParams]]:
     where = "guided_"
     if body.guided_json is not None:
         yield f"{where}json", _schema(body.guided_json)
     if body.guided_json_object:
-        yield f"{where}json_object", _any_object()
+        yield f"{where}json_object", GuidedDecodingParams(guide_type=GuideType.JSON)
     yield from _of_texts(where, body.guided_regex, body.guided_choice, body.guided_grammar)
 
 
-def _of_texts(where: str, regex: str | None, choice: list[str] | None, grammar: str | None) -> Iterator[Found]:
+def _of_texts(
+    where: str, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> Iterator[tuple[str, GuidedDecodingParams]]:
     if regex is not None:
         yield f"{where}regex", GuidedDecodingParams(guide_type=GuideType.REGEX, guide=regex)
     if choice is not None:
@@ -176,10 +177,6 @@ def _of_texts(where: str, regex: str | None, choice: list[str] | None, grammar: 
         yield f"{where}choice", GuidedDecodingParams(guide_type=GuideType.CHOICE, guide=json.dumps(choice))
     if grammar is not None:
         yield f"{where}grammar", GuidedDecodingParams(guide_type=grammar_type(grammar), guide=grammar)
-
-
-def _any_object() -> GuidedDecodingParams:
-    return GuidedDecodingParams(guide_type=GuideType.JSON)
 
 
 def _schema(schema: str | dict[str, Any], *, is_strict: bool = True) -> GuidedDecodingParams:

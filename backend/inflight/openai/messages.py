@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from inflight.asking.template_habits import THOUGHTS
 from inflight.openai.api_error import APIError, invalid
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -21,18 +22,12 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 """What a message may have; null counts as not given, and so does an empty list but as content."""
 
-THOUGHTS = ("reasoning", "reasoning_content", "thinking")
 
-
-def read_messages(given: list[dict[str, Any]], *, knows_developer: bool) -> list[dict[str, Any]]:
-    """`knows_developer`: whether the template has a role of that name; else it is the system's. Raises APIError."""
+def read_messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Raises APIError."""
     if not given:
         raise invalid("messages is empty: give at least one", "messages")
-    messages = [_read(each, f"messages[{index}]") for index, each in enumerate(given)]
-    if not knows_developer:
-        for message in messages:
-            message["role"] = "system" if message["role"] == "developer" else message["role"]
-    return messages
+    return [_read(each, f"messages[{index}]") for index, each in enumerate(given)]
 
 
 def _read(given: dict[str, Any], where: str) -> dict[str, Any]:

@@ -20,6 +20,10 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from inflight.asking.chat_template import ChatTemplate, read_json
+from inflight.asking.prompt_encoder import PromptEncoder
+from inflight.asking.served import Served
+from inflight.asking.tool_use import choose_reasoning_parser, choose_tool_parser
 from inflight.checkpoint_digest import system_fingerprint
 from inflight.checkpoint_files import CONFIG
 from inflight.config import EngineConfig
@@ -30,7 +34,6 @@ from inflight.executor.front.remote import RemoteFront
 from inflight.openai.api_keys import ApiKeys
 from inflight.openai.app import App
 from inflight.openai.call_builder import CallBuilder
-from inflight.openai.chat_template import ChatTemplate, read_json
 from inflight.openai.dispatcher import Dispatcher
 from inflight.openai.engine_front import open_front, with_statistics
 from inflight.openai.engine_metrics import EngineMetrics
@@ -39,11 +42,9 @@ from inflight.openai.http import bounded_http
 from inflight.openai.metrics import ServerMetrics
 from inflight.openai.model_names import ModelNames
 from inflight.openai.page.feed import BatchFeed
-from inflight.openai.prompts import PromptEncoder
 from inflight.openai.rate_limit import RateLimit
 from inflight.openai.responses.store import ResponseStore
 from inflight.openai.text_threads import TextThreads
-from inflight.openai.tool_use import choose_reasoning_parser, choose_tool_parser
 from inflight.openai_options import OpenAIOptions
 from inflight.request_spans import open_spans
 from inflight.text.tokenizer import Tokenizer
@@ -171,19 +172,19 @@ class OpenAIServer:
     def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads, feed: BatchFeed) -> ASGIApp:
         options, config = self._options, self._config
         folders = (config.gpt_model_path, config.tokenizer_dir)
+        served = Served(
+            self._tokenizer,
+            self._encoder,
+            front.generation_defaults,
+            max_request_seconds=options.max_request_seconds,
+            tool_parser=self._tool_parser,
+            reasoning_parser=self._reasoning_parser,
+            check_text=front.check_text if config.guided_decoding_check else None,
+        )
         return App(
             front=front,
             dispatcher=dispatcher,
-            builder=CallBuilder(
-                self._tokenizer,
-                self._encoder,
-                front.generation_defaults,
-                max_request_seconds=options.max_request_seconds,
-                tool_parser=self._tool_parser,
-                reasoning_parser=self._reasoning_parser,
-                fingerprint=lambda: system_fingerprint(folders, front.description),
-                check_text=front.check_text if config.guided_decoding_check else None,
-            ),
+            builder=CallBuilder(served, self._tokenizer, lambda: system_fingerprint(folders, front.description)),
             encoder=self._encoder,
             tokenizer=self._tokenizer,
             names=ModelNames(options.model_names, config.gpt_model_path, config.lora_dir),

@@ -23,6 +23,7 @@ from gguf import ExpertGatingFuncType, GGMLQuantizationType, GGUFWriter
 from gguf_files import F32, Q8_0, add_tokenizer, write_model
 from gguf_networks import CONFIGS, DESCRIBED_OTHERWISE
 
+from inflight.asking.chat_template import ChatTemplate
 from inflight.cache_folder import cache_folder
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
@@ -34,7 +35,6 @@ from inflight.gguf.parts import linked_files
 from inflight.hub.local_checkpoint import with_local_checkpoint
 from inflight.hub.model_name import find_name, shown_name
 from inflight.models.config import ModelConfig
-from inflight.openai.chat_template import ChatTemplate
 from inflight.supervisor.options import ServeOptions
 from inflight.supervisor.plan import write_repository
 from inflight.text.tokenizer import Tokenizer

@@ -16,10 +16,10 @@ from gguf_files import write_tokenizer
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers.integrations.ggml import convert_gguf_tokenizer
 
+from inflight.asking.chat_template import ChatTemplate
 from inflight.errors import ConfigurationError
 from inflight.gguf.file import GgufFile
 from inflight.gguf.tokenizer import Vocabulary, tokenizer_config, tokenizer_of
-from inflight.openai.chat_template import ChatTemplate
 from inflight.text.tokenizer import Tokenizer
 
 CHECKPOINT = Path(__file__).resolve().parents[3] / "model_repository" / "llm" / "1" / "checkpoint"

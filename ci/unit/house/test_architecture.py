@@ -25,11 +25,13 @@ BESIDE = {
     # The supervisor watches a server from outside; the ranks' collectives are used where ranks meet.
     "supervisor": frozenset[str](),
     "distributed": frozenset({"executor", "runtime", "models", "layers"}),
+    # What a client wants is the same for every server and for programs that use the engine as a library.
+    "asking": frozenset({"server", "openai", "executor"}),
     # Text is for whoever meets people: the two servers, and programs that use the engine as a library. Masks are made
     # of the bytes of tokens.
-    "text": frozenset({"server", "openai", "executor", "runtime"}),
+    "text": frozenset({"server", "openai", "asking", "executor", "runtime"}),
     # Guides are translated where requests arrive; the ranks' matchers share the bounds.
-    "guides": frozenset({"server", "openai", "executor", "runtime"}),
+    "guides": frozenset({"server", "openai", "asking", "executor", "runtime"}),
     # Models are fetched by whoever starts ranks, before it does; ranks only know how to show where one is from.
     "hub": frozenset({"supervisor", "server", "executor", "runtime"}),
     # Folders are made of GGUF files where models are fetched; ranks read the tensors.

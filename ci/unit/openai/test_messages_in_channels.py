@@ -11,10 +11,10 @@ from chat_templates import SHAPES
 from fake_tokenizer import byte_tokenizer_with
 from openai_server import CHAT, CHATS, PlayedEngine, Running, checkpoint_folder, openai_server, result
 
+from inflight.asking.tool_use import choose_reasoning_parser, choose_tool_parser
+from inflight.asking.tools.channels import FINAL, START, TAGS
 from inflight.errors import ConfigurationError
 from inflight.guided_decoding import GuidedDecodingParams
-from inflight.openai.tool_use import choose_reasoning_parser, choose_tool_parser
-from inflight.openai.tools.channels import FINAL, START, TAGS
 from inflight.result import FinishReason
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -357,7 +357,7 @@ def test_what_prompts_share_is_made_once(running: Running, monkeypatch: pytest.M
         made.append(stop_strings)
         return StopStrings(stop_strings)
 
-    monkeypatch.setattr("inflight.openai.call_builder.StopStrings", make)
+    monkeypatch.setattr("inflight.asking.served.StopStrings", make)
     body = {"prompt": ["a"] * 20, "stop": "x", "bad_words": ["y"], "allowed_token_ids": [72], "logit_bias": {"72": 1}}
     assert running.post(COMPLETIONS, body).status_code == 200
     assert made == [["x"]]
@@ -374,7 +374,7 @@ def test_what_many_prompts_bring_to_the_engine_is_bounded(
     running: Running, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
     """Each has a copy of its own: a body of 13 KB kept all short requests waiting for 20 s."""
-    monkeypatch.setattr("inflight.openai.call_builder.MAX_COPIED_BYTES", 5200)
+    monkeypatch.setattr("inflight.asking.served.MAX_COPIED_BYTES", 5200)
     assert running.post(COMPLETIONS, {"prompt": ["a"] * 4, **options}).status_code == 200
     response = running.post(COMPLETIONS, {"prompt": ["a"] * 6, **options})
     assert response.status_code == 400

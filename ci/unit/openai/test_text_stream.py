@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import result
 
+from inflight.asking.chat_format import ChatFormat
 from inflight.openai.call import Call, PromptCall
-from inflight.openai.chat_format import ChatFormat
 from inflight.openai.choice import Choice
 from inflight.openai.generation import Generation
 from inflight.openai.log_probs import LogProbWriter

@@ -15,14 +15,14 @@ from fake_tokenizer import byte_tokenizer_with
 from msgspec import structs
 from openai_server import CHATS, PlayedEngine, Running, checkpoint_folder, openai_server, result, say
 
+from inflight.asking.reasoning import REASONING_STYLES
+from inflight.asking.tool_use import choose_tool_parser
+from inflight.asking.tools.chosen_guide import chosen_call_guide
+from inflight.asking.tools.families import NAMES
+from inflight.asking.tools.guide import forced_call_guide
+from inflight.asking.tools.tool import Tool
 from inflight.errors import ConfigurationError
 from inflight.guided_decoding import GuidedDecodingParams, GuideType
-from inflight.openai.reasoning import REASONING_STYLES
-from inflight.openai.tool_use import choose_tool_parser
-from inflight.openai.tools.chosen_guide import chosen_call_guide
-from inflight.openai.tools.families import NAMES
-from inflight.openai.tools.guide import forced_call_guide
-from inflight.openai.tools.tool import Tool
 from inflight.openai_options import REASONING_PARSERS, TOOL_PARSERS, OpenAIOptions
 from inflight.result import FinishReason
 

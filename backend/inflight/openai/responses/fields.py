@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from inflight.openai.api_error import invalid, unsupported
-from inflight.openai.fields import IN_MEMORY, NOT_HERE, TextBody, check_metadata
+from inflight.openai.fields import IN_MEMORY, NOT_HERE, TextBody, check_limits
 
 LOG_PROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
@@ -154,4 +154,4 @@ def check_body(body: ResponseBody) -> None:
         raise invalid("stream_options is only allowed when stream is true", "stream_options")
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise invalid(f"max_output_tokens must be at least 1, got {body.max_output_tokens}", "max_output_tokens")
-    check_metadata(body.metadata or {})
+    check_limits(body, body.metadata)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from inflight.openai.chat_format import ChatFormat, ChatReader, Piece
+from inflight.asking.chat_format import ChatFormat, ChatReader, Piece
+from inflight.asking.tools.events import Content, Reasoning, ToolCallStarted
 from inflight.openai.responses.event_frames import Event
 from inflight.openai.responses.output_item import CallItem, MessageItem, OutputItem, ReasoningItem
-from inflight.openai.tools.events import Content, Reasoning, ToolCallStarted
 
 ItemT = TypeVar("ItemT", MessageItem, ReasoningItem)
 

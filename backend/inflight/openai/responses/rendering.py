@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from inflight.asking.reasoning_tokens import ReasoningTokens
 from inflight.openai.api_error import APIError
 from inflight.openai.call import Call
 from inflight.openai.choice import TIME_OUT, Choice
 from inflight.openai.dispatcher import Hear
 from inflight.openai.generation import Generation, News
-from inflight.openai.reasoning_tokens import ReasoningTokens
 from inflight.openai.rendering import Rendering
 from inflight.openai.responses.event_frames import Event, EventFrames
 from inflight.openai.responses.output import Output

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 
+from inflight.asking.chat import Chat
+from inflight.asking.served import Served
 from inflight.lora import LoRARequest
-from inflight.openai.api_error import APIError, invalid, unsupported
+from inflight.openai.api_error import in_words, invalid, unsupported
 from inflight.openai.call_builder import CallBuilder
-from inflight.openai.fields import ChatBody
-from inflight.openai.param_names import ParamNames
-from inflight.openai.responses.chat_body import NAMES, chat_body, renamed
-from inflight.openai.responses.conversation import chat_messages
+from inflight.openai.responses.asks import OF_RESPONSE, response_ask, response_chat
 from inflight.openai.responses.fields import LOG_PROBS, ResponseBody, check_body
 from inflight.openai.responses.items import Item, read_items
 from inflight.openai.responses.output_item import INCOMPLETE
@@ -44,34 +42,29 @@ class ResponseRequest:
         self, builder: CallBuilder, limits: RequestLimits, model: str, adapter: LoRARequest | None
     ) -> ResponseCall:
         """To be called on a text thread. Raises APIError."""
-        body, chat = self._body, self._chat(builder)
-        try:
-            call = builder.chat(chat, limits, model, adapter)
-        except APIError as error:
-            raise renamed(error) from None
-        names = call.param_names
-        call = replace(call, param_names=ParamNames(*(NAMES.get(name, name) for name in names)))
+        body = self._body
+        keeps_ids = builder.served.splits_reasoning
+        ask, words = response_ask(body, self._chat(), limits, adapter, keeps_token_ids=keeps_ids)
+        call, prepared = builder.call(ask, words, limits, model)
         if body.wants_log_probs and call.chat_format is not None:
             why = "the output may be more than text: leave out tools, and the operator's setting reasoning_parser"
             raise unsupported("include", f"{LOG_PROBS} is not given where {why}")
-        keep = self._keep(_encode(self._input))
-        return ResponseCall(call, ResponseObject(body, call), builder.reasoning_tokens(call), keep)
+        make_counter = prepared.make_reasoning_tokens
+        counter = None if make_counter is None else make_counter()
+        return ResponseCall(call, ResponseObject(body, call), counter, self._keep(_encode(self._input)))
 
-    def count_tokens(self, builder: CallBuilder, limits: RequestLimits) -> int:
+    def count_tokens(self, served: Served, limits: RequestLimits) -> int:
         """Of its input, as the model gets it. To be called on a text thread. Raises APIError."""
-        chat = self._chat(builder)
-        try:
-            return builder.count_tokens(chat, limits)
-        except APIError as error:
-            raise renamed(error) from None
+        with in_words(OF_RESPONSE):
+            return served.count_tokens(self._chat(), limits)
 
-    def _chat(self, builder: CallBuilder) -> ChatBody:
+    def _chat(self) -> Chat:
         body = self._body
         check_body(body)
         items = [*self._items_before(), *read_items(self._input)]
         if not items:
             raise invalid("input is empty: give at least one item", "input")
-        return chat_body(body, chat_messages(items, body.instructions), returns_token_ids=builder.splits_reasoning)
+        return response_chat(body, items)
 
     def _items_before(self) -> list[Item]:
         """Of the conversation that the request continues."""

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import CLIENT, TEXT, PlayedEngine, Running, checkpoint_folder, openai_server, result, say
 
-from inflight.openai.chat_format import ChatFormat
-from inflight.openai.reasoning import REASONING_TAGS
+from inflight.asking.chat_format import ChatFormat
+from inflight.asking.reasoning import REASONING_TAGS
+from inflight.asking.tools.parser import make_tool_parser
+from inflight.asking.tools.tool import Tool
 from inflight.openai.responses.event_frames import EventFrames
 from inflight.openai.responses.output import Output
-from inflight.openai.tools.parser import make_tool_parser
-from inflight.openai.tools.tool import Tool
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 

@@ -1,0 +1,37 @@
+"""What a client wants of a model, in no dialect's words."""
+
+from __future__ import annotations
+
+import msgspec
+
+from inflight.asking.chat import Chat
+from inflight.asking.guide import Guide
+from inflight.asking.limit import Limit
+from inflight.asking.sampling import Sampling
+from inflight.asking.show import Show
+from inflight.asking.stop import Stop
+from inflight.guided_decoding import WhiteSpace
+from inflight.lora import LoRARequest
+
+Prompt = str | list[int]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: Chat | list[Prompt]
+    """A conversation, or texts and rows of token ids that are continued each by itself."""
+    adds_special_tokens: bool = True
+    """To texts; a chat says it itself."""
+    choices: int = 1
+    """Of each prompt."""
+    streaming: bool = False
+    sampling: Sampling = Sampling()
+    limit: Limit = Limit()
+    stop: Stop = Stop()
+    guide: Guide | None = None
+    white_space: WhiteSpace | None = None
+    """Between the parts of JSON; None = as the guide has it."""
+    adapter: LoRARequest | None = None
+    show: Show = Show()
+    priority: float = 0.5
+    """See Request."""
+    cache_salt: str = ""
