@@ -17,6 +17,7 @@ import msgspec
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, InvalidRequest
+from inflight.sampling import Sampling
 from inflight.sampling_config import MIN_TEMPERATURE, SamplingConfig
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ FILES = ("generation_config.json", "config.json")
 """The first that is there: before the former existed, such keys stood in the latter."""
 TOP_K_OF_SAMPLING = 50
 """What transformers means by a file that says do_sample and nothing of top_k."""
+NOTHING = SamplingConfig()
 MAX_SHOWN = 60
 """Characters of a value in a warning."""
 
@@ -90,68 +92,45 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
                 return _read(path)
         return cls()
 
-    def sampling_config(
-        self,
-        *,
-        num_prompt_tokens: int,
-        max_tokens: int,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        min_p: float | None = None,
-        typical_p: float | None = None,
-        seed: int | None = None,
-        repetition_penalty: float | None = None,
-        presence_penalty: float | None = None,
-        frequency_penalty: float | None = None,
-        min_tokens: int | None = None,
-        no_repeat_ngram_size: int | None = None,
-        top_p_decay: float | None = None,
-        top_p_min: float | None = None,
-        top_p_reset_ids: int | None = None,
-        beam_width: int | None = None,
-        length_penalty: float | None = None,
-        early_stopping: int | None = None,
-        beam_width_array: list[int] | None = None,
-        beam_search_diversity_rate: float | None = None,
-        logit_bias: dict[int, float] | None = None,
-        embedding_bias: bytes = b"",
-    ) -> SamplingConfig:
+    def sampling_config(self, said: Sampling, *, num_prompt_tokens: int, max_tokens: int) -> SamplingConfig:
         """Every default resolved for a request that says this; values out of range are left for RequestLimits.
 
         top_k 1 and a temperature that is 0, or too small to divide by, are greedy too; top_p <= 0 counts as not given.
         A request for beams that names none of these is not sampled, whatever the file says. A sampled request without
         a seed gets a fresh one. Raises InvalidRequest if min_tokens is above `max_tokens`.
         """
-        top_p = top_p if top_p is not None and top_p > 0 else None
-        searches = (beam_width or 1) > 1
-        samples = any((temperature, top_k, top_p, min_p, typical_p)) or (bool(self.do_sample) and not searches)
+        temperature = said.temperature
+        if temperature is None and said.is_random:
+            temperature = _first(self.temperature, 1.0)
+        top_p = said.top_p if said.top_p is not None and said.top_p > 0 else None
+        searches = (said.beam_width or 1) > 1
+        samples = any((temperature, said.top_k, top_p, said.min_p, said.typical_p))
+        samples = samples or (bool(self.do_sample) and not searches)
         temperature = _first(temperature, self.temperature, 1.0)
-        top_k = _first(top_k, self.top_k, TOP_K_OF_SAMPLING if self.do_sample else 0)
+        top_k = _first(said.top_k, self.top_k, TOP_K_OF_SAMPLING if self.do_sample else 0)
         is_greedy = not samples or 0 <= temperature < MIN_TEMPERATURE or top_k == 1
-        nothing = SamplingConfig()
         return SamplingConfig(
             temperature=0.0 if is_greedy else temperature,
             top_k=top_k,
             top_p=_first(top_p, self.top_p, 1.0),
-            top_p_decay=_first(top_p_decay, nothing.top_p_decay),
-            top_p_min=_first(top_p_min, nothing.top_p_min),
-            top_p_reset_ids=_first(top_p_reset_ids, nothing.top_p_reset_ids),
-            min_p=_first(min_p, self.min_p, 0.0),
-            typical_p=_first(typical_p, self.typical_p, 1.0),
-            seed=_first(seed, 0 if is_greedy else secrets.randbits(64)),
-            repetition_penalty=_first(repetition_penalty, self.repetition_penalty, 1.0),
-            beam_width=_first(beam_width, nothing.beam_width),
-            length_penalty=_first(length_penalty, nothing.length_penalty),
-            early_stopping=_first(early_stopping, nothing.early_stopping),
-            beam_width_array=_first(beam_width_array, nothing.beam_width_array),
-            beam_search_diversity_rate=_first(beam_search_diversity_rate, nothing.beam_search_diversity_rate),
-            presence_penalty=presence_penalty or 0.0,
-            frequency_penalty=frequency_penalty or 0.0,
-            min_tokens=self._min_tokens(min_tokens, num_prompt_tokens, max_tokens),
-            no_repeat_ngram_size=_first(no_repeat_ngram_size, self.no_repeat_ngram_size, 0),
-            logit_bias=logit_bias or {},
-            embedding_bias=embedding_bias,
+            top_p_decay=_first(said.top_p_decay, NOTHING.top_p_decay),
+            top_p_min=_first(said.top_p_min, NOTHING.top_p_min),
+            top_p_reset_ids=_first(said.top_p_reset_ids, NOTHING.top_p_reset_ids),
+            min_p=_first(said.min_p, self.min_p, 0.0),
+            typical_p=_first(said.typical_p, self.typical_p, 1.0),
+            seed=_first(said.seed, 0 if is_greedy else secrets.randbits(64)),
+            repetition_penalty=_first(said.repetition_penalty, self.repetition_penalty, 1.0),
+            beam_width=_first(said.beam_width, NOTHING.beam_width),
+            length_penalty=_first(said.length_penalty, NOTHING.length_penalty),
+            early_stopping=_first(said.early_stopping, NOTHING.early_stopping),
+            beam_width_array=_first(said.beam_width_array, NOTHING.beam_width_array),
+            beam_search_diversity_rate=_first(said.beam_search_diversity_rate, NOTHING.beam_search_diversity_rate),
+            presence_penalty=said.presence_penalty or 0.0,
+            frequency_penalty=said.frequency_penalty or 0.0,
+            min_tokens=self._min_tokens(said.min_tokens, num_prompt_tokens, max_tokens),
+            no_repeat_ngram_size=_first(said.no_repeat_ngram_size, self.no_repeat_ngram_size, 0),
+            logit_bias=said.logit_bias or {},
+            embedding_bias=said.embedding_bias or b"",
         )
 
     def _min_tokens(self, said: int | None, num_prompt_tokens: int, max_tokens: int) -> int:
@@ -168,7 +147,10 @@ _T = TypeVar("_T")
 
 def _first(*values: _T | None) -> _T:
     """The first that was said."""
-    return next(value for value in values if value is not None)
+    for value in values:
+        if value is not None:
+            return value
+    raise AssertionError("the last one is always said")
 
 
 def _read(path: Path) -> GenerationDefaults:
@@ -207,7 +189,9 @@ def _check_type(path: Path, key: str, value: object) -> None:
 
 def _check_ranges(path: Path, defaults: GenerationDefaults) -> None:
     """By the rules for requests, so that no request is refused for what it did not say."""
-    sampling = defaults.sampling_config(num_prompt_tokens=0, max_tokens=2**31, temperature=defaults.temperature)
+    sampling = defaults.sampling_config(
+        Sampling(temperature=defaults.temperature), num_prompt_tokens=0, max_tokens=2**31
+    )
     try:
         sampling.validate()
     except InvalidRequest as error:

@@ -20,6 +20,7 @@ from inflight.executor.generation_executor import GenerationExecutor
 from inflight.executor.in_process import InProcessExecutor
 from inflight.generation_defaults import GenerationDefaults
 from inflight.request_limits import RequestLimits
+from inflight.sampling import Sampling
 from inflight.sampling_config import SamplingConfig
 from inflight.server.request_builder import RequestBuilder
 from inflight.server.tensors.client_request import ClientRequest
@@ -49,7 +50,7 @@ def load(folder: Path, values: object) -> GenerationDefaults:
 
 
 def resolve(defaults: GenerationDefaults, **said: Any) -> SamplingConfig:
-    return defaults.sampling_config(num_prompt_tokens=4, max_tokens=16, **said)
+    return defaults.sampling_config(Sampling(**said), num_prompt_tokens=4, max_tokens=16)
 
 
 SETTINGS = {
@@ -197,7 +198,6 @@ def test_what_is_not_honoured_is_told_once(tmp_path: Path, caplog: pytest.LogCap
 
 def test_a_search_for_beams_does_not_sample_unless_told(tmp_path: Path) -> None:
     defaults = load(tmp_path, {"do_sample": True, "temperature": 0.5})
-    said = {"num_prompt_tokens": 2, "max_tokens": 8, "beam_width": 3}
-    config = defaults.sampling_config(**said)
+    config = resolve(defaults, beam_width=3)
     assert (config.temperature, config.beam_width, config.length_penalty, config.early_stopping) == (0.0, 3, 1.0, 0)
-    assert defaults.sampling_config(**said, top_p=0.5).temperature == 0.5, "which is refused for beams"
+    assert resolve(defaults, beam_width=3, top_p=0.5).temperature == 0.5, "which is refused for beams"

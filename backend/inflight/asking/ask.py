@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from inflight.asking.chat import Chat
 from inflight.asking.guide import Guide
 from inflight.asking.limit import Limit
-from inflight.asking.sampling import Sampling
 from inflight.asking.show import Show
 from inflight.asking.stop import Stop
 from inflight.guided_decoding import WhiteSpace
 from inflight.lora import LoRARequest
+from inflight.sampling import Sampling
 
 Prompt = str | list[int]
 
@@ -35,3 +37,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     priority: float = 0.5
     """See Request."""
     cache_salt: str = ""
+    bad_words: list[str] = []
+    """Texts that must not occur, at the start of a text and after a space alike."""
+    bad_word_ids: list[list[int]] = []
+    """The same as rows of tokens."""
+    further: dict[str, Any] = {}
+    """Further fields of Request, which are the same in every dialect that has them."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from inflight.asking.chat_format import ChatFormat
-from inflight.asking.reasoning_tokens import ReasoningTokens
+import msgspec
+
 from inflight.asking.refusal import Refusal, field_of
 from inflight.request import Request
 from inflight.text.detokenizer import Detokenizer
 
+if TYPE_CHECKING:  # see Served
+    from inflight.asking.chat_format import ChatFormat
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedPrompt:
+
+class PreparedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt: one request to the engine."""
 
     request: Request
@@ -23,13 +25,10 @@ class PreparedPrompt:
     """The prompt's, where the answer shows it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[PreparedPrompt]
     format: ChatFormat | None = None
     """How the text of a chat is read; None: all of it is content."""
-    make_reasoning_tokens: Callable[[], ReasoningTokens] | None = None
-    """What counts them in the one choice of a chat; None if no text is reasoning."""
     guide_field: str = ""
     """The field of the `Ask` that asks for a grammar; "" = none does."""
     not_enforced: tuple[tuple[str, str], ...] = ()

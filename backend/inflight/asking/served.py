@@ -7,23 +7,18 @@ can be served.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec import structs
 
 from inflight.asking.ask import Ask, Prompt
 from inflight.asking.chat import Chat
-from inflight.asking.chat_format import ChatFormat
+from inflight.asking.limit import Limit
 from inflight.asking.prepared import Prepared, PreparedPrompt, engines_refusal
 from inflight.asking.prompt_encoder import PromptEncoder
-from inflight.asking.reasoning import reasoning_style
-from inflight.asking.reasoning_tokens import ReasoningTokens
-from inflight.asking.refusal import Refusal, context_too_long, unsupported
-from inflight.asking.tool_use import CheckText, ToolUse, read_tools
-from inflight.asking.tools.parser import tool_tags
+from inflight.asking.refusal import Refusal, context_too_long
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams
@@ -35,18 +30,20 @@ from inflight.text.stop_strings import StopStrings
 from inflight.text.text_decoder import make_text_decoder, prompt_text
 from inflight.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:  # tritonserver's stubs serve no chats, and need not load what chats need
+    from inflight.asking.chats import Chats
+    from inflight.asking.tool_use import ToolUse
+
 MAX_COPIED_BYTES = 2**26
 """Of what all prompts of an `Ask` share and each brings to the engine."""
 ENTRY_BYTES = 256
 """What a word or a bias counts of that, because of the time that each takes on its way: 2000 words take 20 ms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
     """What all prompts of an `Ask` have in common, made once: a short body may have a thousand of them."""
 
     bad_words: list[list[int]]
-    embedding_bias: bytes
     end_ids: list[int]
     stop_strings: StopStrings | None
     guide: GuidedDecodingParams | None = None
@@ -59,32 +56,23 @@ class Served:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        encoder: PromptEncoder,
         defaults: GenerationDefaults,
+        encoder: PromptEncoder | None = None,
+        chats: Chats | None = None,
         *,
         max_request_seconds: float = 0.0,
-        tool_parser: str = "",
-        reasoning_parser: str = "",
-        check_text: CheckText | None = None,
     ) -> None:
-        """`tool_parser`, `reasoning_parser`: families whose text the checkpoint writes, "" = none. `check_text`: of
-        calls' arguments, None = nobody checks them. Raises ConfigurationError."""
+        """`encoder`: None = the length of texts has been checked. `chats`: None = nobody asks for any."""
         self._tokenizer = tokenizer
-        self._encoder = encoder
         self._defaults = defaults
+        self._encoder = PromptEncoder(tokenizer) if encoder is None else encoder
+        self._chats = chats
         self._max_request_ms = math.ceil(max_request_seconds * 1000)
-        self._tool_parser = tool_parser
-        self._reasoning = reasoning_style(reasoning_parser) if reasoning_parser else None
-        self._check_text = check_text
-        self._special_texts = frozenset(filter(None, map(tokenizer.token, tokenizer.special_ids)))
-        self._tag_ids = self._special_ids(
-            tool_tags(tool_parser) if tool_parser else (), () if self._reasoning is None else self._reasoning.tags
-        )
 
     @property
-    def splits_reasoning(self) -> bool:
-        """Whether the operator has said how the model marks its reasoning."""
-        return self._reasoning is not None
+    def chats(self) -> Chats:
+        assert self._chats is not None
+        return self._chats
 
     def prepare(self, ask: Ask, limits: RequestLimits) -> Prepared:
         """Raises Refusal."""
@@ -97,69 +85,24 @@ class Served:
             prompts.append(self._prompt(ask, token_ids, limits, shared, prompt))
         return self._prepared(prompts, shared, limits)
 
-    def count_tokens(self, chat: Chat, limits: RequestLimits) -> int:
-        """Of the prompt that a chat makes. Raises Refusal."""
-        self._tools(chat, None)
-        return len(self._encoder.encode_chat(chat, limits)[1])
-
     def _prepare_chat(self, ask: Ask, chat: Chat, limits: RequestLimits) -> Prepared:
-        use = self._tools(chat, ask)
-        text, token_ids = self._encoder.encode_chat(chat, limits)
-        format = self._format(ask, use, text)
+        chats = self.chats
+        use = chats.tools(chat, ask)
+        text, token_ids = chats.encode(chat, limits)
+        format = chats.format(ask, use, text)
         shared = self._with_guide(self._shared(ask, limits, 1), ask, use)
-        if shared.guide is not None and format is not None:
-            is_of_calls = shared.guide_field != "guide"
-            shared = replace(shared, guide=self._with_tags(shared.guide, text, is_of_calls=is_of_calls))
-        shown = frozenset[int]() if format is None else self._tag_ids
-        prompt = self._prompt(ask, token_ids, limits, shared, shown=shown)
-        counter = None
-        if format is not None and format.make_splitter is not None:
-            make_splitter, ids = format.make_splitter, prompt.request.input_token_ids
-
-            def counter() -> ReasoningTokens:
-                return ReasoningTokens(make_text_decoder(self._tokenizer, ids, shown=self._tag_ids), make_splitter())
-
-        return replace(self._prepared([prompt], shared, limits), format=format, make_reasoning_tokens=counter)
+        if format is None:
+            return self._prepared([self._prompt(ask, token_ids, limits, shared)], shared, limits)
+        if shared.guide is not None:
+            guide = chats.with_tags(shared.guide, text, is_of_calls=shared.guide_field != "guide")
+            shared = structs.replace(shared, guide=guide)
+        prompt = self._prompt(ask, token_ids, limits, shared, shown=chats.tag_ids)
+        return structs.replace(self._prepared([prompt], shared, limits), format=format)
 
     @staticmethod
     def _prepared(prompts: list[PreparedPrompt], shared: Shared, limits: RequestLimits) -> Prepared:
         left_out = not_enforced(shared.guide, limits)
         return Prepared(prompts=prompts, guide_field=shared.guide_field, not_enforced=left_out)
-
-    # -- chats ---------------------------------------------------------------------------------------------------------
-
-    def _tools(self, chat: Chat, ask: Ask | None) -> ToolUse | None:
-        answer = None if ask is None or ask.guide is None else ask.guide.form
-        knows_tools = self._encoder.knows_tools
-        return read_tools(chat, self._tool_parser, answer, self._special_texts, knows_tools=knows_tools)
-
-    def _format(self, ask: Ask, use: ToolUse | None, prompt: str) -> ChatFormat | None:
-        """`prompt`: the text that the template has made."""
-        style, hides = self._reasoning, not ask.show.reasoning
-        if hides and style is None:
-            raise unsupported("shows_reasoning", "it needs the operator's setting reasoning_parser")
-        if hides and (ask.show.output.return_log_probs or ask.show.token_ids):
-            sentence = "{0} false hides tokens that {1} and {2} show: leave those out"
-            raise Refusal("shows_reasoning", sentence, "log_probs", "token_ids")
-        if style is None and (use is None or not use.parser):
-            return None
-        return replace(
-            ChatFormat() if use is None else use.format(self._check_text),
-            make_splitter=None if style is None else style.splitter_maker(prompt),
-            includes_reasoning=not hides,
-        )
-
-    def _with_tags(self, guide: GuidedDecodingParams, prompt: str, *, is_of_calls: bool) -> GuidedDecodingParams:
-        """The grammar as that of the answer: the model may think before it, unless the prompt says that it has, and
-        tags that are special tokens are text."""
-        style = self._reasoning
-        reasoning = None if style is None else style.thought(prompt, is_of_calls=is_of_calls)
-        return structs.replace(guide, reasoning=reasoning, shown_token_ids=tuple(sorted(self._tag_ids)))
-
-    def _special_ids(self, *tags: Iterable[str]) -> frozenset[int]:
-        """The special tokens that are tags."""
-        texts, tokenizer = set(chain(*tags)), self._tokenizer
-        return frozenset(token for token in tokenizer.special_ids if tokenizer.token(token) in texts)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -178,13 +121,17 @@ class Served:
             return shared
         if ask.white_space is not None:
             guide = structs.replace(guide, white_space=ask.white_space)
-        return replace(shared, guide=guide, guide_field=field)
+        return structs.replace(shared, guide=guide, guide_field=field)
 
     def _shared(self, ask: Ask, limits: RequestLimits, num_prompts: int) -> Shared:
         sampling, stop = ask.sampling, ask.stop
-        bad_words = self._tokenizer.encode_spellings(sampling.bad_words)
-        embedding_bias = sampling.embedding_bias(limits.vocab_size)
-        num_bytes = ENTRY_BYTES * (len(bad_words) + len(sampling.logit_bias)) + len(embedding_bias)
+        if stop.texts and (sampling.beam_width or 1) > 1:
+            raise Refusal("stop", "{0} is not supported together with {1} above 1", "beam_width")
+        words = [*ask.bad_word_ids, *self._tokenizer.encode_spellings(ask.bad_words)]
+        bad_words = [list(word) for word in dict.fromkeys(map(tuple, words)) if word]
+        num_bytes = ENTRY_BYTES * (len(bad_words) + len(sampling.logit_bias or ())) + len(
+            sampling.embedding_bias or b""
+        )
         if num_prompts > 1 and num_prompts * num_bytes > MAX_COPIED_BYTES:
             raise Refusal(
                 "prompt",
@@ -195,7 +142,6 @@ class Served:
             )
         return Shared(
             bad_words=bad_words,
-            embedding_bias=embedding_bias,
             end_ids=self._end_ids(ask, limits.vocab_size),
             stop_strings=StopStrings([*stop.texts]) if stop.texts else None,
         )
@@ -236,38 +182,27 @@ class Served:
         return Detokenizer(decoder, stop_strings, min_tokens, keeps_stop_string=ask.stop.is_kept)
 
     def _request(self, ask: Ask, token_ids: list[int], limits: RequestLimits, shared: Shared) -> Request:
-        limit, asked = ask.limit, ask.limit.max_tokens
-        # The last token is sampled but never computed.
-        context = min(limits.max_seq_len, limits.kv_cache_tokens + 1)
-        fits = min(limits.max_input_len, context - (asked or 1))
-        token_ids = _truncated(limit.truncate_prompt_tokens, token_ids, fits)
-        room = context - len(token_ids)
-        if room < 1 or len(token_ids) > limits.max_input_len:
-            raise context_too_long(context, len(token_ids))
-        if asked is not None and asked > room:
-            raise context_too_long(context, len(token_ids), "max_tokens", asked)
-        max_tokens = asked or min(limit.default or room, room)
+        token_ids, max_tokens = _fitted(ask.limit, token_ids, limits)
         try:
             request = Request(
                 input_token_ids=token_ids,
                 max_tokens=max_tokens,
                 # Stop strings are found in text: the engine must send every token at once so that it can be stopped.
                 streaming=ask.streaming or bool(ask.stop.texts),
-                sampling_config=ask.sampling.config(
-                    self._defaults,
-                    num_prompt_tokens=len(token_ids),
-                    max_tokens=max_tokens,
-                    embedding_bias=shared.embedding_bias,
+                sampling_config=self._defaults.sampling_config(
+                    ask.sampling, num_prompt_tokens=len(token_ids), max_tokens=max_tokens
                 ),
                 output_config=ask.show.output,
                 end_ids=shared.end_ids,
+                stop_words=[*ask.stop.sequences],
                 bad_words=shared.bad_words,
                 guided_decoding_params=shared.guide,
                 priority=ask.priority,
-                allotted_time_ms=min(filter(None, [limit.allotted_time_ms, self._max_request_ms]), default=0),
+                allotted_time_ms=min(filter(None, [ask.limit.allotted_time_ms, self._max_request_ms]), default=0),
                 cache_salt=ask.cache_salt,
                 num_return_sequences=ask.choices,
                 lora_request=ask.adapter,
+                **ask.further,
             )
             limits.validate(request)
             return with_grammar(request, limits)
@@ -275,10 +210,21 @@ class Served:
             raise engines_refusal(str(error), shared.guide_field) from None
 
 
-def _truncated(count: int | None, token_ids: list[int], most: int) -> list[int]:
-    if count is None:
-        return token_ids
-    if count < -1 or count == 0:
-        raise Refusal("truncate_prompt_tokens", "{0} must be -1 or at least 1, got {count}", count=count)
-    kept = most if count == -1 else count
-    return token_ids[-kept:] if kept > 0 else token_ids
+def _fitted(limit: Limit, token_ids: list[int], limits: RequestLimits) -> tuple[list[int], int]:
+    """The tokens of the prompt that are kept, and how many new ones there may be. Raises Refusal."""
+    asked, count = limit.max_tokens, limit.truncate_prompt_tokens
+    if limit.may_exceed and asked is not None:
+        return token_ids, asked
+    # The last token is sampled but never computed.
+    context = min(limits.max_seq_len, limits.kv_cache_tokens + 1)
+    if count is not None:
+        if count < -1 or count == 0:
+            raise Refusal("truncate_prompt_tokens", "{0} must be -1 or at least 1, got {count}", count=count)
+        kept = min(limits.max_input_len, context - (asked or 1)) if count == -1 else count
+        token_ids = token_ids[-kept:] if kept > 0 else token_ids
+    room = context - len(token_ids)
+    if room < 1 or len(token_ids) > limits.max_input_len:
+        raise context_too_long(context, len(token_ids))
+    if asked is not None and asked > room:
+        raise context_too_long(context, len(token_ids), "max_tokens", asked)
+    return token_ids, asked or min(limit.default or room, room)

@@ -36,6 +36,7 @@ from inflight.kv_cache_events import KVCacheEvent
 from inflight.lora import LoRARequest
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
+from inflight.sampling import Sampling
 from inflight.sampling_config import SamplingConfig
 from inflight.stats import IterationStats
 from inflight.text.tokenizer import Tokenizer
@@ -275,8 +276,8 @@ class GenerationExecutor:
 
     def sampling_config(self, prompt_token_ids: list[int], max_tokens: int, **said: Any) -> SamplingConfig:
         """The checkpoint's own way to choose tokens, but for what is `said`: see GenerationDefaults."""
-        defaults = self._executor.generation_defaults
-        return defaults.sampling_config(num_prompt_tokens=len(prompt_token_ids), max_tokens=max_tokens, **said)
+        defaults, count = self._executor.generation_defaults, len(prompt_token_ids)
+        return defaults.sampling_config(Sampling(**said), num_prompt_tokens=count, max_tokens=max_tokens)
 
     # -- statistics ----------------------------------------------------------------------------------------------------
 

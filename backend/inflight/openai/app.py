@@ -156,7 +156,7 @@ class App:
             mailbox = Mailbox(self._dispatcher, tenant)
 
             def prepare() -> tuple[list[int], int]:
-                requests = embedding_requests(body, self._encoder, self._front.limits, adapter)
+                requests = embedding_requests(body, self._builder.served, self._front.limits, adapter)
                 return mailbox.send(requests), sum(len(request.input_token_ids) for request in requests)
 
             try:
@@ -197,7 +197,7 @@ class App:
         chat = chat_of(body)
         with in_words(OF_CHAT):
             check_tools(chat.tools or [])
-            return self._encoder.encode_chat(chat, limits)[1]
+            return self._builder.served.chats.encode(chat, limits)[1]
 
     async def _detokenize(self, scope: Scope, receive: Receive, send: Send) -> int:
         with self._guard.admitted(scope):

@@ -7,21 +7,18 @@ else 1.
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Any
 
 from inflight.asking.ask import Ask
 from inflight.asking.chat import Chat
-from inflight.asking.guide import Guide
 from inflight.asking.limit import Limit
 from inflight.asking.refusal import Words
-from inflight.asking.sampling import Sampling
 from inflight.asking.show import Show
 from inflight.asking.stop import Stop
 from inflight.asking.tool_choice import ToolChoice
-from inflight.guided_decoding import WhiteSpace
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import invalid
-from inflight.openai.bounded_fields import engine_priority, read_salt, read_seed, read_stops, read_words
+from inflight.openai.bounded_fields import allowed_alone, engine_priority, read_salt, read_seed, read_stops, read_words
 from inflight.openai.fields import (
     AllowedToolChoice,
     Body,
@@ -36,6 +33,7 @@ from inflight.openai.messages import read_messages
 from inflight.openai.prompts import split_prompts
 from inflight.output_config import OutputConfig
 from inflight.request_limits import RequestLimits
+from inflight.sampling import Sampling
 
 COMPLETION_TOKENS = 16
 """New tokens of a completion that does not say, as OpenAI has it. A chat takes the rest of the context."""
@@ -57,18 +55,6 @@ WORDS = {
 OF_CHAT = {**WORDS, "prompt": "messages"}
 
 
-class InCommon(TypedDict):
-    """Fields of an `Ask` that every body may set."""
-
-    streaming: bool
-    sampling: Sampling
-    guide: Guide | None
-    white_space: WhiteSpace | None
-    adapter: LoRARequest | None
-    priority: float
-    cache_salt: str
-
-
 def chat_ask(body: ChatBody, limits: RequestLimits, adapter: LoRARequest | None) -> tuple[Ask, Words]:
     """Raises APIError."""
     if body.top_logprobs and not body.logprobs:
@@ -78,15 +64,18 @@ def chat_ask(body: ChatBody, limits: RequestLimits, adapter: LoRARequest | None)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if max_tokens is not None and max_tokens < 1:
         raise invalid(f"{name} must be at least 1, got {max_tokens}", name)
-    common, words = in_common(body, limits, adapter, read_response_format(body.response_format))
-    return Ask(
+    return make_ask(
+        body,
+        limits,
+        {**OF_CHAT, "max_tokens": name},
+        read_response_format(body.response_format),
         prompt=chat_of(body),
+        adapter=adapter,
         choices=_choices(body, limits),
         limit=_limit(body, max_tokens, None),
         stop=_stop(body),
         show=_show(body, log_probs, reasoning=body.include_reasoning is not False),
-        **common,
-    ), {**OF_CHAT, "max_tokens": name, **words}
+    )
 
 
 def completion_ask(body: CompletionBody, limits: RequestLimits, adapter: LoRARequest | None) -> tuple[Ask, Words]:
@@ -96,16 +85,19 @@ def completion_ask(body: CompletionBody, limits: RequestLimits, adapter: LoRAReq
     max_tokens = 1 if scores_only(body) else body.max_tokens
     if max_tokens is not None and max_tokens < 1:
         raise invalid(f"max_tokens must be at least 1 (or 0 with echo), got {max_tokens}", "max_tokens")
-    common, words = in_common(body, limits, adapter, read_response_format(body.response_format))
-    return Ask(
+    return make_ask(
+        body,
+        limits,
+        WORDS,
+        read_response_format(body.response_format),
         prompt=split_prompts(body.prompt),
         adds_special_tokens=body.add_special_tokens is not False,
+        adapter=adapter,
         choices=_choices(body, limits),
         limit=_limit(body, max_tokens, COMPLETION_TOKENS),
         stop=_stop(body),
         show=_show(body, body.logprobs, prompt=bool(body.echo)),
-        **common,
-    ), {**WORDS, **words}
+    )
 
 
 def scores_only(body: CompletionBody) -> bool:
@@ -131,25 +123,27 @@ def chat_of(body: ChatBody | TokenizeBody) -> Chat:
     )
 
 
-def in_common(
-    body: TextBody, limits: RequestLimits, adapter: LoRARequest | None, answer: Found | None
-) -> tuple[InCommon, Words]:
-    """`answer`: what the body says of the form of the answer. With the fields that its grammar is from. Raises
-    APIError."""
+def make_ask(
+    body: TextBody, limits: RequestLimits, words: Words, answer: Found | None, **own: Any
+) -> tuple[Ask, Words]:
+    """What every body may set, and the `own` fields of one; with the words for what is refused. `answer`: what the body
+    says of the form of the answer. Raises APIError."""
     check_backend(body, limits.guided_decoding_backend)
-    guide, white_space, words = read_guide(body, answer)
-    return {
-        "streaming": bool(body.stream),
-        "sampling": _sampling(body),
-        "guide": guide,
-        "white_space": white_space,
-        "adapter": adapter,
-        "priority": engine_priority(body.priority),
-        "cache_salt": read_salt(body.cache_salt),
-    }, words
+    guide, white_space, of_guide = read_guide(body, answer)
+    ask = Ask(
+        streaming=bool(body.stream),
+        sampling=_sampling(body, limits.vocab_size),
+        guide=guide,
+        white_space=white_space,
+        priority=engine_priority(body.priority),
+        cache_salt=read_salt(body.cache_salt),
+        bad_words=read_words(body.bad_words),
+        **own,
+    )
+    return ask, {**words, **of_guide}
 
 
-def _sampling(body: TextBody) -> Sampling:
+def _sampling(body: TextBody, vocab_size: int) -> Sampling:
     if body.top_p is not None and not 0 < body.top_p <= 1:
         raise invalid(f"top_p must be above 0 and at most 1, got {body.top_p}", "top_p")
     try:
@@ -168,8 +162,7 @@ def _sampling(body: TextBody) -> Sampling:
         frequency_penalty=body.frequency_penalty,
         min_tokens=body.min_tokens,
         logit_bias=logit_bias,
-        bad_words=read_words(body.bad_words),
-        allowed_token_ids=body.allowed_token_ids,
+        embedding_bias=allowed_alone(body.allowed_token_ids, vocab_size),
     )
 
 

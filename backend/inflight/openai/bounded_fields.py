@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from inflight.openai.api_error import invalid
 from inflight.openai.call import fresh_id
 from inflight.openai.fields import Body
+from inflight.sampling_config import MAX_BIAS, MAX_SEED
 
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_WORDS = 1024
 MAX_SALT_BYTES = 256
-MIN_SEED, MAX_SEED = -(2**63), 2**64 - 1
+MIN_SEED = -(2**63)
 MAX_PRIORITY = 2**20
 """Up to here each priority of a request has one of its own on the engine's scale."""
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -58,6 +61,18 @@ def engine_priority(priority: int | None) -> float:
     if abs(priority) > MAX_PRIORITY:
         raise invalid(f"priority must be between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority}", "priority")
     return 0.5 - 0.5 * priority / (1 + abs(priority))
+
+
+def allowed_alone(allowed: list[int] | None, vocab_size: int) -> bytes:
+    """Biases that leave no other token than the allowed ones; b"" if all are."""
+    if allowed is None:
+        return b""
+    if not allowed or not all(0 <= token < vocab_size for token in allowed):
+        sentence = f"allowed_token_ids must hold token ids from 0 to {vocab_size - 1}, at least one"
+        raise invalid(sentence, "allowed_token_ids")
+    bias = np.full(vocab_size, -MAX_BIAS, dtype="<f4")
+    bias[allowed] = 0.0
+    return bias.tobytes()
 
 
 def read_request_id(given: str | None) -> str:

@@ -49,7 +49,7 @@ class CallBuilder:
     def _of_body(
         self, body: Body, ask: Ask, words: Words, limits: RequestLimits, model: str, *, includes_usage: bool
     ) -> Call:
-        call, _ = self.call(
+        return self.call(
             ask,
             words,
             limits,
@@ -59,7 +59,6 @@ class CallBuilder:
             scores_only=isinstance(body, CompletionBody) and scores_only(body),
             shows_ids=bool(body.return_tokens_as_token_ids),
         )
-        return call
 
     def call(
         self,
@@ -72,14 +71,14 @@ class CallBuilder:
         includes_usage: bool = False,
         scores_only: bool = False,
         shows_ids: bool = False,
-    ) -> tuple[Call, Prepared]:
+    ) -> Call:
         """`words`: the dialect's, for what is refused. `shows_ids`: whether log probabilities name tokens by number."""
         with in_words(words):
             prepared = self.served.prepare(ask, limits)
         log_probs = None
         if ask.show.output.return_log_probs:
             log_probs = LogProbWriter(self._texts, as_ids=shows_ids, shows_special=ask.show.special_tokens)
-        call = Call(
+        return Call(
             is_chat=isinstance(ask.prompt, Chat),
             model=model,
             prompts=[_prompt_call(ask, prompt) for prompt in prepared.prompts],
@@ -95,7 +94,6 @@ class CallBuilder:
             not_enforced=prepared.not_enforced,
             client_id=client_id or fresh_id(),
         )
-        return call, prepared
 
 
 def _prompt_call(ask: Ask, prompt: PreparedPrompt) -> PromptCall:

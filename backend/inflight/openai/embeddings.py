@@ -12,17 +12,19 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from inflight.asking.ask import Ask
+from inflight.asking.limit import Limit
 from inflight.asking.prepared import engines_refusal
-from inflight.asking.prompt_encoder import PromptEncoder
-from inflight.asking.refusal import context_too_long
-from inflight.errors import InvalidRequest
+from inflight.asking.served import Served
+from inflight.asking.show import Show
 from inflight.lora import LoRARequest
-from inflight.openai.api_error import in_words, invalid, of_refusal, of_response, unsupported
+from inflight.openai.api_error import APIError, in_words, invalid, of_refusal, of_response, unsupported
 from inflight.openai.dispatcher import Mailbox
 from inflight.openai.prompts import split_prompts
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
+from inflight.sampling import Sampling
 
 OUTPUT = "hidden_states"
 """What the network's head turns into logits."""
@@ -43,7 +45,7 @@ class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def embedding_requests(
-    body: EmbeddingBody, encoder: PromptEncoder, limits: RequestLimits, adapter: LoRARequest | None
+    body: EmbeddingBody, served: Served, limits: RequestLimits, adapter: LoRARequest | None
 ) -> list[Request]:
     """A request for each text. Raises APIError."""
     if body.encoding_format not in (None, *ENCODINGS):
@@ -52,27 +54,19 @@ def embedding_requests(
         raise unsupported("dimensions", f"the vectors of this model have {limits.hidden_size}")
     if OUTPUT not in limits.model_outputs:
         raise invalid("this model has no embeddings: its network offers no hidden states", "model")
+    prompts = split_prompts(body.input, "input")
+    if not all(prompts):
+        raise invalid("input is empty: give at least one character or token", "input")
     output = AdditionalModelOutput(name=OUTPUT, gather_context=True)
-    requests = []
-    for prompt in split_prompts(body.input, "input"):
-        if not prompt:
-            raise invalid("input is empty: give at least one character or token", "input")
-        with in_words(WORDS):
-            token_ids = encoder.encode(prompt, limits)
-            if len(token_ids) > min(limits.max_input_len, limits.max_seq_len - 1, limits.kv_cache_tokens):
-                raise context_too_long(limits.max_seq_len, len(token_ids))
-        request = Request(
-            input_token_ids=token_ids,
-            max_tokens=1,
-            output_config=OutputConfig(additional_model_outputs=[output]),
-            lora_request=adapter,
-        )
-        try:
-            limits.validate(request)
-        except InvalidRequest as error:
-            raise of_refusal(engines_refusal(str(error)), WORDS) from None
-        requests.append(request)
-    return requests
+    ask = Ask(
+        prompt=prompts,
+        adapter=adapter,
+        limit=Limit(max_tokens=1),
+        sampling=Sampling(temperature=0.0),
+        show=Show(output=OutputConfig(additional_model_outputs=[output])),
+    )
+    with in_words(WORDS):
+        return [prompt.request for prompt in served.prepare(ask, limits).prompts]
 
 
 async def collect_vectors(mailbox: Mailbox, request_ids: list[int], pooling: Pooling) -> list[Vector]:
@@ -86,6 +80,8 @@ async def collect_vectors(mailbox: Mailbox, request_ids: list[int], pooling: Poo
             for tensor in response.result.tensors:
                 if tensor.name == f"context_{OUTPUT}":
                     found[response.request_id] = pooled(tensor.array(), pooling)
+            if response.is_final and response.request_id not in found:
+                raise APIError(504, "the engine's time for this request was over, or it was shut down")
             if response.is_final:
                 missing.discard(response.request_id)
     return [found[request_id] for request_id in request_ids]

@@ -20,7 +20,9 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
+from inflight.asking.chat_renderer import ChatRenderer
 from inflight.asking.chat_template import ChatTemplate, read_json
+from inflight.asking.chats import Chats
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.served import Served
 from inflight.asking.tool_use import choose_reasoning_parser, choose_tool_parser
@@ -118,16 +120,12 @@ class OpenAIServer:
         self._options = options
         self._config = config
         self._tokenizer = tokenizer or Tokenizer.load(folder, config.gpt_model_path)
-        self._encoder = PromptEncoder(
-            self._tokenizer,
-            ChatTemplate.load(Path(folder)),
-            max_text_bytes=config.max_text_bytes,
-            template_kwargs=frozenset(options.chat_template_kwargs),
-        )
+        self._encoder = PromptEncoder(self._tokenizer, config.max_text_bytes)
+        self._renderer = ChatRenderer(ChatTemplate.load(Path(folder)), frozenset(options.chat_template_kwargs))
         self._tool_parser, self.tools_note = choose_tool_parser(
             options.tool_parser,
-            self._encoder.tool_families,
-            knows_tools=self._encoder.knows_tools,
+            self._renderer.tool_families,
+            knows_tools=self._renderer.knows_tools,
             model_type=str(read_json(Path(config.gpt_model_path, CONFIG)).get("model_type")),
         )
         self._reasoning_parser = choose_reasoning_parser(options.reasoning_parser, self._tool_parser)
@@ -172,15 +170,16 @@ class OpenAIServer:
     def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads, feed: BatchFeed) -> ASGIApp:
         options, config = self._options, self._config
         folders = (config.gpt_model_path, config.tokenizer_dir)
-        served = Served(
+        chats = Chats(
             self._tokenizer,
             self._encoder,
-            front.generation_defaults,
-            max_request_seconds=options.max_request_seconds,
+            self._renderer,
             tool_parser=self._tool_parser,
             reasoning_parser=self._reasoning_parser,
             check_text=front.check_text if config.guided_decoding_check else None,
         )
+        seconds = options.max_request_seconds
+        served = Served(self._tokenizer, front.generation_defaults, self._encoder, chats, max_request_seconds=seconds)
         return App(
             front=front,
             dispatcher=dispatcher,

@@ -1,14 +1,17 @@
-"""ClientRequest to Request: fills in defaults and tokenises text.
+"""ClientRequest to Request: as an `Ask`, which every dialect's requests are made of.
 
 Knows the tokenizer, the checkpoint's defaults and the engine's limits: every Request that it returns can be served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from msgspec import structs
-
+from inflight.asking.ask import Ask, Prompt
+from inflight.asking.guide import Guide
+from inflight.asking.limit import Limit
+from inflight.asking.refusal import Refusal
+from inflight.asking.served import Served
+from inflight.asking.show import Show
+from inflight.asking.stop import Stop
 from inflight.context_phase import ContextPhaseParams
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
@@ -19,7 +22,7 @@ from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.prompt_tuning import PromptTuningConfig, virtual_tokens
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
-from inflight.sampling_config import SamplingConfig
+from inflight.sampling import Sampling
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.speculative_decoding import (
     DEFAULT_NGRAM_SIZE,
@@ -34,28 +37,10 @@ NONE = -1
 """In the tensors of retention: no end of a range, or no end of its time."""
 NEVER = -1
 """The value of end_id that means that no token ends the output."""
-SAMPLING_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "seed",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_tokens",
-    "no_repeat_ngram_size",
-    "top_p_decay",
-    "top_p_min",
-    "top_p_reset_ids",
-    "beam_width",
-    "length_penalty",
-    "early_stopping",
-    "beam_width_array",
-    "beam_search_diversity_rate",
-)
+SAMPLING_FIELDS = tuple(name for name in Sampling.__struct_fields__ if name in ClientRequest.__slots__)
 """The fields of ClientRequest that set how tokens are sampled."""
+WORDS = {"stop": "stop_words"}
+"""Field of an `Ask` -> what the dialects of tensors call it."""
 
 
 class RequestBuilder:
@@ -63,56 +48,59 @@ class RequestBuilder:
 
     def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, defaults: GenerationDefaults) -> None:
         self._tokenizer = tokenizer
-        self._defaults = defaults
+        self._served = Served(tokenizer, defaults)
         self.limits = limits
 
     def build(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
         """Raises InvalidRequest with one sentence."""
         if client.lora_order:
             return self._order(client, request_id, triton_id)
-        assert client.max_tokens is not None
-        if (client.beam_width or 1) > 1 and client.stop_words:
-            raise InvalidRequest("stop_words is not supported together with beam_width above 1")
-        tuning, input_token_ids = self._prompt(client)
-        request = Request(
-            request_id=request_id,
-            input_token_ids=input_token_ids,
-            max_tokens=client.max_tokens,
-            # The stub finds stop strings in text: it needs every token at once so that it can end the request early.
-            streaming=client.stream or bool(client.stop_words),
-            sampling_config=self._sampling_config(client, len(input_token_ids), client.max_tokens),
-            output_config=self._output_config(client),
-            end_ids=self._end_ids(client),
-            stop_words=client.stop_word_ids or [],
-            bad_words=self._bad_words(client),
-            guided_decoding_params=_guided_decoding(client, self.limits),
-            ngram_config=_ngram_config(client),
-            lookahead_config=_lookahead_config(client),
-            draft_target_config=(
-                None
-                if client.speculative_max_draft_len is None
-                else DraftTargetDecodingConfig(max_draft_len=client.speculative_max_draft_len)
+        try:
+            prepared = self._served.prepare(self._ask(client, request_id, triton_id), self.limits)
+        except Refusal as refusal:
+            raise InvalidRequest(refusal.said(WORDS)) from None
+        return prepared.prompts[0].request
+
+    def _ask(self, client: ClientRequest, request_id: int, triton_id: str) -> Ask:
+        tuning, prompt = self._prompt(client)
+        draft_len, params = client.speculative_max_draft_len, client.context_phase_params
+        drafting = None if draft_len is None else DraftTargetDecodingConfig(max_draft_len=draft_len)
+        return Ask(
+            prompt=[prompt],
+            choices=1 if client.num_return_sequences is None else client.num_return_sequences,
+            streaming=client.stream,
+            sampling=Sampling(
+                **{name: getattr(client, name) for name in SAMPLING_FIELDS}, logit_bias=self._logit_bias(client)
             ),
-            external_draft_tokens_config=_draft_tokens(client),
-            logits_post_processor_name=client.logits_post_processor_name or "",
+            limit=Limit(max_tokens=client.max_tokens, may_exceed=True, allotted_time_ms=client.allotted_time_ms),
+            stop=Stop(
+                texts=client.stop_words or (),
+                token_ids=self._end_ids(client),
+                ends_by_itself=client.end_id is None,
+                sequences=client.stop_word_ids or (),
+            ),
+            guide=_guide(client, self.limits),
+            adapter=LoRARequest(client.lora_name) if client.lora_name else None,
+            show=Show(output=self._output_config(client)),
             priority=0.5 if client.priority is None else client.priority,
-            allotted_time_ms=client.allotted_time_ms or 0,
-            client_id=triton_id,
             cache_salt=client.cache_salt or "",
-            kv_cache_retention_config=_retention(client),
-            num_return_sequences=1 if client.num_return_sequences is None else client.num_return_sequences,
-            prompt_tuning_config=tuning,
-            lora_request=LoRARequest(client.lora_name) if client.lora_name else None,
-            lora_config=_lora_config(client),
-            request_type=client.request_type,
-            context_phase_params=(
-                None
-                if client.context_phase_params is None
-                else ContextPhaseParams.deserialize(client.context_phase_params)
-            ),
+            bad_words=client.bad_words or [],
+            bad_word_ids=client.bad_word_ids or [],
+            further={
+                "request_id": request_id,
+                "client_id": triton_id,
+                "ngram_config": _ngram_config(client),
+                "lookahead_config": _lookahead_config(client),
+                "draft_target_config": drafting,
+                "external_draft_tokens_config": _draft_tokens(client),
+                "logits_post_processor_name": client.logits_post_processor_name or "",
+                "kv_cache_retention_config": _retention(client),
+                "prompt_tuning_config": tuning,
+                "lora_config": _lora_config(client),
+                "request_type": client.request_type,
+                "context_phase_params": None if params is None else ContextPhaseParams.deserialize(params),
+            },
         )
-        self.limits.validate(request)
-        return request
 
     def _order(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
         """To load or unload an adapter."""
@@ -146,8 +134,8 @@ class RequestBuilder:
             ],
         )
 
-    def _prompt(self, client: ClientRequest) -> tuple[PromptTuningConfig | None, list[int]]:
-        """The embeddings that it brings, if any, and its tokens."""
+    def _prompt(self, client: ClientRequest) -> tuple[PromptTuningConfig | None, Prompt]:
+        """The embeddings that it brings, if any, and its text or its tokens."""
         table = client.prompt_embedding_table or client.prompt_embeds
         own: list[int] = []
         if table is not None:
@@ -158,6 +146,8 @@ class RequestBuilder:
             token_ids = given
         elif client.prompt_embeds is not None:
             token_ids = own
+        elif client.text and not own:
+            return self._prompt_tuning(client, []), client.text
         elif client.text:
             token_ids = own + self._tokenizer.encode(client.text)
         else:
@@ -186,12 +176,6 @@ class RequestBuilder:
             extra_ids = [extra_ids[0] if token >= self.limits.vocab_size else 0 for token in token_ids]
         return PromptTuningConfig(embedding_table=table, input_token_extra_ids=extra_ids or [])
 
-    def _sampling_config(self, client: ClientRequest, num_prompt_tokens: int, max_tokens: int) -> SamplingConfig:
-        said = {name: getattr(client, name) for name in SAMPLING_FIELDS}
-        config = self._defaults.sampling_config(num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens, **said)
-        bias, dense = self._logit_bias(client), client.embedding_bias or b""
-        return structs.replace(config, logit_bias=bias, embedding_bias=dense) if bias or dense else config
-
     def _logit_bias(self, client: ClientRequest) -> dict[int, float]:
         """Of token ids, and of every token of a word, as TensorRT-LLM's preprocessing has it; they add up."""
         ids, values = client.logit_bias_ids or [], client.logit_bias_values or []
@@ -211,17 +195,14 @@ class RequestBuilder:
         return bias
 
     def _end_ids(self, client: ClientRequest) -> list[int]:
-        if client.end_id is None:
-            return self._tokenizer.end_ids_below(self.limits.vocab_size)
-        if not NEVER <= client.end_id < self.limits.vocab_size:
+        """Those that the client names."""
+        if client.end_id is None or client.end_id == NEVER:
+            return []
+        if not 0 <= client.end_id < self.limits.vocab_size:
             raise InvalidRequest(
                 f"end_id must be -1 (none) or a token id below {self.limits.vocab_size}, got {client.end_id}"
             )
-        return [] if client.end_id == NEVER else [client.end_id]
-
-    def _bad_words(self, client: ClientRequest) -> list[list[int]]:
-        """A word is banned at the start of a text and after a space alike."""
-        return _distinct([*(client.bad_word_ids or ()), *self._tokenizer.encode_spellings(client.bad_words or ())])
+        return [client.end_id]
 
 
 def _lora_config(client: ClientRequest) -> LoraConfig | None:
@@ -232,7 +213,7 @@ def _lora_config(client: ClientRequest) -> LoraConfig | None:
     return LoraConfig.of(client.lora_task_id, client.lora_weights, client.lora_config)
 
 
-def _guided_decoding(client: ClientRequest, limits: RequestLimits) -> GuidedDecodingParams | None:
+def _guide(client: ClientRequest, limits: RequestLimits) -> Guide | None:
     """Empty texts count as unset: clients that fill every tensor send them."""
     if not client.guide_type:
         if client.guide:
@@ -251,9 +232,9 @@ def _guided_decoding(client: ClientRequest, limits: RequestLimits) -> GuidedDeco
     except ValueError:
         known = ", ".join(each.value for each in WhiteSpace)
         raise InvalidRequest(f"guided_decoding_white_space must be one of {known}") from None
-    return GuidedDecodingParams(
-        guide_type=guide_type, guide=client.guide or "", white_space=white_space, is_strict=client.guide_is_strict
-    )
+    text, is_strict = client.guide or "", client.guide_is_strict
+    params = GuidedDecodingParams(guide_type=guide_type, guide=text, white_space=white_space, is_strict=is_strict)
+    return Guide(params=params)
 
 
 def _ngram_config(client: ClientRequest) -> NGramDecodingConfig | None:
@@ -325,7 +306,3 @@ def _retention(client: ClientRequest) -> KvCacheRetentionConfig | None:
 
 def _unless_none(value: int) -> int | None:
     return None if value == NONE else value
-
-
-def _distinct(words: Iterable[list[int]]) -> list[list[int]]:
-    return [list(word) for word in dict.fromkeys(tuple(word) for word in words if word)]

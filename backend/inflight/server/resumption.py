@@ -80,7 +80,17 @@ def seeded(client: ClientRequest, token: ResumeToken) -> ClientRequest:
 
 def _digest(client: ClientRequest, request: Request) -> bytes:
     """Of all that decides a request's output, and whether it is streamed."""
-    bare = structs.replace(request, request_id=0, client_id="", priority=0.5, allotted_time_ms=0, cache_salt="")
+    guide = request.guided_decoding_params
+    bare = structs.replace(
+        request,
+        request_id=0,
+        client_id="",
+        priority=0.5,
+        allotted_time_ms=0,
+        cache_salt="",
+        # What the guide is translated to is another one in another version.
+        guided_decoding_params=None if guide is None else structs.replace(guide, grammar=""),
+    )
     digest = hashlib.blake2b(encode_request(bare), digest_size=DIGEST_BYTES)
     digest.update(repr((client.stream, client.stop_words)).encode())
     return digest.digest()

@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 from chat_templates import SHAPES, Shape
-from fake_tokenizer import byte_tokenizer
 
 from inflight.asking.chat import Chat
 from inflight.asking.chat_format import ChatFormat, ChatReader
+from inflight.asking.chat_renderer import ChatRenderer
 from inflight.asking.chat_template import ChatTemplate
-from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.reasoning import REASONING_STYLES, REASONING_TAGS
 from inflight.asking.refusal import Refusal
 from inflight.asking.template_habits import Habits
@@ -57,11 +56,8 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], list[dict[str, Any]] | None
 every_shape = pytest.mark.parametrize("name", SHAPES)
 
 
-def encoder(shape: Shape) -> PromptEncoder:
-    kwargs = frozenset({"enable_thinking"})
-    return PromptEncoder(
-        byte_tokenizer(), ChatTemplate(shape.source, TOKENS), max_text_bytes=10**6, template_kwargs=kwargs
-    )
+def renderer(shape: Shape) -> ChatRenderer:
+    return ChatRenderer(ChatTemplate(shape.source, TOKENS), frozenset({"enable_thinking"}))
 
 
 def chat(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None, **options: Any) -> Chat:
@@ -70,7 +66,7 @@ def chat(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = No
 
 
 def rendered(shape: Shape, messages: list[dict[str, Any]], **options: Any) -> str:
-    return encoder(shape).render(chat(messages, **options))
+    return renderer(shape).render(chat(messages, **options))
 
 
 @every_shape
@@ -117,12 +113,12 @@ def test_a_call_is_written_as_the_parser_reads_it(name: str) -> None:
 @every_shape
 def test_the_family_of_its_calls_is_found(name: str) -> None:
     shape = SHAPES[name]
-    assert encoder(shape).tool_families == ([shape.parser] if shape.parser else [])
+    assert renderer(shape).tool_families == ([shape.parser] if shape.parser else [])
 
 
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.parser and shape.tells_tools])
 def test_it_tells_of_tools(name: str) -> None:
-    assert encoder(SHAPES[name]).knows_tools
+    assert renderer(SHAPES[name]).knows_tools
     assert "How it is." in rendered(SHAPES[name], [ASKED], tools=TOOLS)
     assert "How it is." not in rendered(SHAPES[name], [ASKED])
 
@@ -175,7 +171,7 @@ def test_the_date_is_todays() -> None:
 
 
 def test_a_checkpoint_without_a_template_says_what_to_use() -> None:
-    plain = PromptEncoder(byte_tokenizer(), None, max_text_bytes=10**6)
+    plain = ChatRenderer(None)
     with pytest.raises(Refusal, match="this checkpoint has no chat template: use /v1/completions"):
         plain.render(chat([ASKED]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,6 +52,19 @@ def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     played = engine()
     with openai_server(played, checkpoint_folder(tmp_path_factory.mktemp("checkpoint"))) as url:
         yield Running(url, played)
+
+
+def test_what_is_cut_before_its_vector_is_there_fails_with_a_sentence(tmp_path: Path) -> None:
+    def cut(request: Request) -> list[Response]:
+        ended = Result(finish_reason=FinishReason.TIMED_OUT, is_final=True, is_sequence_final=True)
+        return [Response(request_id=request.request_id, result=ended)]
+
+    played = engine()
+    played.script = cut
+    with openai_server(played, checkpoint_folder(tmp_path), max_request_seconds=2.5) as url:
+        response = Running(url, played).post("/v1/embeddings", {"input": "ab"})
+    assert (response.status_code, response.json()["error"]["type"]) == (504, "timeout_error")
+    assert played.sent.allotted_time_ms == 2500
 
 
 def test_the_sdk_gets_the_same_vectors_in_both_encodings(embedding: Running) -> None:

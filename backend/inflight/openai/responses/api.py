@@ -80,7 +80,7 @@ class ResponsesApi:
             self._names.find(body.model)
             request, num_before = self._request(body, tenant, None)
             count = await self._threads.run(
-                len(data) + num_before, lambda: request.count_tokens(self._builder.served, self._front.limits)
+                len(data) + num_before, lambda: request.count_tokens(self._builder.served.chats, self._front.limits)
             )
             return await send_json(send, {"object": "response.input_tokens", "input_tokens": count})
 

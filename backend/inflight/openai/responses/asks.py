@@ -16,7 +16,7 @@ from inflight.asking.tool_choice import ToolChoice
 from inflight.asking.tools.tool import Tool
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import invalid, unsupported
-from inflight.openai.asks import WORDS, in_common, output_config
+from inflight.openai.asks import WORDS, make_ask, output_config
 from inflight.openai.guides import Found, any_object, of_schema
 from inflight.openai.messages import read_messages
 from inflight.openai.responses.conversation import chat_messages
@@ -41,9 +41,13 @@ def response_ask(
     body: ResponseBody, chat: Chat, limits: RequestLimits, adapter: LoRARequest | None, *, keeps_token_ids: bool
 ) -> tuple[Ask, Words]:
     """`chat`: see `response_chat`. `keeps_token_ids`: for the answer's own sake. Raises APIError."""
-    common, words = in_common(body, limits, adapter, _format(body))
-    return Ask(
+    return make_ask(
+        body,
+        limits,
+        OF_RESPONSE,
+        _format(body),
         prompt=chat,
+        adapter=adapter,
         limit=Limit(max_tokens=body.max_output_tokens, allotted_time_ms=body.allotted_time_ms),
         stop=Stop(token_ids=body.stop_token_ids or (), ends_by_itself=not body.ignore_eos),
         show=Show(
@@ -51,8 +55,7 @@ def response_ask(
             token_ids=keeps_token_ids,
             special_tokens=body.skip_special_tokens is False,
         ),
-        **common,
-    ), {**OF_RESPONSE, **words}
+    )
 
 
 def response_chat(body: ResponseBody, items: list[Item]) -> Chat:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from inflight.asking.chat import Chat
-from inflight.asking.served import Served
+from inflight.asking.chats import Chats
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import in_words, invalid, unsupported
 from inflight.openai.call_builder import CallBuilder
@@ -43,20 +43,23 @@ class ResponseRequest:
     ) -> ResponseCall:
         """To be called on a text thread. Raises APIError."""
         body = self._body
-        keeps_ids = builder.served.splits_reasoning
-        ask, words = response_ask(body, self._chat(), limits, adapter, keeps_token_ids=keeps_ids)
-        call, prepared = builder.call(ask, words, limits, model)
-        if body.wants_log_probs and call.chat_format is not None:
+        chats = builder.served.chats
+        ask, words = response_ask(body, self._chat(), limits, adapter, keeps_token_ids=chats.splits_reasoning)
+        call = builder.call(ask, words, limits, model)
+        format = call.chat_format
+        if body.wants_log_probs and format is not None:
             why = "the output may be more than text: leave out tools, and the operator's setting reasoning_parser"
             raise unsupported("include", f"{LOG_PROBS} is not given where {why}")
-        make_counter = prepared.make_reasoning_tokens
-        counter = None if make_counter is None else make_counter()
+        prompt_ids = call.prompts[0].request.input_token_ids
+        counter = None if format is None else chats.reasoning_tokens(format, prompt_ids)
         return ResponseCall(call, ResponseObject(body, call), counter, self._keep(_encode(self._input)))
 
-    def count_tokens(self, served: Served, limits: RequestLimits) -> int:
+    def count_tokens(self, chats: Chats, limits: RequestLimits) -> int:
         """Of its input, as the model gets it. To be called on a text thread. Raises APIError."""
+        chat = self._chat()
         with in_words(OF_RESPONSE):
-            return served.count_tokens(self._chat(), limits)
+            chats.tools(chat)
+            return len(chats.encode(chat, limits)[1])
 
     def _chat(self) -> Chat:
         body = self._body
