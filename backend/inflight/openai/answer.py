@@ -37,7 +37,7 @@ class WholeAnswer:
         }
 
     def _chat_choice(self, choice: Choice) -> dict[str, Any]:
-        message, writer = ChatMessage(self._call.chat_format), self._call.log_probs
+        message, writer = ChatMessage(self._call.prepared.format), self._call.log_probs
         for text in self._texts[choice.index]:
             message.feed(text)
         fields, reason = message.finish(choice.finish_reason)
@@ -49,8 +49,8 @@ class WholeAnswer:
         }
 
     def _completion_choice(self, choice: Choice) -> dict[str, Any]:
-        call, number = self._call, choice.index // self._call.num_choices
-        prompt = call.prompts[number]
+        call, number = self._call, choice.index // self._call.ask.choices
+        prompt = call.prepared.prompts[number]
         text = "" if call.scores_only else "".join(self._texts[choice.index])
         log_probs = None
         if call.log_probs is not None:
@@ -58,15 +58,15 @@ class WholeAnswer:
             log_probs = call.log_probs.of_completion([*self._generation.prompt_log_probs.get(number, []), *own], 0)
         return {
             "index": choice.index,
-            "text": prompt.echo + text,
+            "text": prompt.text + text,
             "logprobs": log_probs,
             **self._end(choice, choice.finish_reason),
         }
 
     def _end(self, choice: Choice, reason: str) -> dict[str, Any]:
         fields: dict[str, Any] = {"finish_reason": reason, "stop_reason": choice.stop_reason}
-        if self._call.returns_token_ids:
-            prompt = self._call.prompts[choice.index // self._call.num_choices]
+        if self._call.ask.show.token_ids:
+            prompt = self._call.prepared.prompts[choice.index // self._call.ask.choices]
             fields |= {"token_ids": choice.take_token_ids(), "prompt_token_ids": prompt.request.input_token_ids}
         return fields
 

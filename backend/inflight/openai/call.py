@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from inflight.asking.chat_format import ChatFormat
+from inflight.asking.ask import Ask
+from inflight.asking.prepared import Prepared, PreparedPrompt
+from inflight.asking.refusal import Words
 from inflight.openai.choice import Choice
 from inflight.openai.log_probs import LogProbWriter
-from inflight.request import Request
 
 MAX_NOTES = 16
 """Of what is not enforced that a header names."""
@@ -20,56 +20,53 @@ NOT_ENFORCED = b"inflight-guide-not-enforced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptCall:
-    """One prompt of a call: one request to the engine."""
-
-    request: Request
-    make_choice: Callable[[int], Choice]
-    """Of the index that the choice has in the answer."""
-    echo: str = ""
-    """The text that stands before the output."""
-    echoes_log_probs: bool = False
-    """Whether the prompt's log probabilities do, too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A chat completion, or a completion of several prompts."""
 
+    ask: Ask
+    prepared: Prepared
+    words: Words = field(default_factory=dict)
+    """What the body calls the fields of an `Ask`."""
     is_chat: bool
     model: str
     """The name that the answer repeats."""
-    prompts: list[PromptCall]
-    num_choices: int
-    """Of each prompt."""
-    param_of: Callable[[str], str | None] = lambda sentence: None
-    """The field that an error of the engine is about, by its sentence."""
-    is_streamed: bool = False
     includes_usage: bool = False
     """Whether a stream ends with its usage."""
-    chat_format: ChatFormat | None = None
-    """How the text of a chat is read; None: all of it is content."""
     log_probs: LogProbWriter | None = None
     """None: the answer has none."""
-    returns_token_ids: bool = False
     scores_only: bool = False
     """The engine has been asked for a token only to have the prompt's log probabilities: it is no part of the
     answer."""
     system_fingerprint: str = ""
     """Of what computes it; "" = not known."""
-    not_enforced: tuple[tuple[str, str], ...] = ()
-    """JSON pointer and keyword of what a schema says that is not strict, and its answer may not follow."""
     client_id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
+    def choice(self, prompt: PreparedPrompt, index: int) -> Choice:
+        """A fresh one of the prompt. `index`: in the answer."""
+        stop, show = self.ask.stop, self.ask.show
+        return Choice(
+            index,
+            prompt.make_detokenizer(),
+            stop_ids=frozenset(stop.token_ids),
+            keeps_stop=stop.is_kept,
+            wants_log_probs=show.output.return_log_probs,
+            keeps_ids=show.token_ids,
+        )
+
+    def param_of(self, sentence: str) -> str | None:
+        """The field that an error of the engine is about; None if that is none, or not known."""
+        field = self.prepared.refusal(sentence).field
+        return self.words.get(field, field) or None
+
     def notes(self) -> dict[str, Any]:
         """Fields of the answer that are there only where they say something."""
-        told = [{"pointer": pointer, "keyword": keyword} for pointer, keyword in self.not_enforced]
+        told = [{"pointer": pointer, "keyword": keyword} for pointer, keyword in self.prepared.not_enforced]
         return {"guide_not_enforced": told} if told else {}
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The same as headers of the response: each pointer, as the fragment of a URI, with its keyword."""
-        told = [f"#{quote(pointer)} {quote(keyword, safe='$')}" for pointer, keyword in self.not_enforced]
+        told = [f"#{quote(pointer)} {quote(keyword, safe='$')}" for pointer, keyword in self.prepared.not_enforced]
         shown = ", ".join(told[:MAX_NOTES]) + (", ..." if len(told) > MAX_NOTES else "")
         return [(NOT_ENFORCED, shown.encode())] if told else []
 
@@ -79,7 +76,7 @@ class Call:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(prompt.request.input_token_ids) for prompt in self.prompts)
+        return sum(len(prompt.request.input_token_ids) for prompt in self.prepared.prompts)
 
 
 def fresh_id() -> str:

@@ -6,19 +6,16 @@ All the work that grows with a request's text is done here, on a thread of its o
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from inflight.asking.ask import Ask
 from inflight.asking.chat import Chat
-from inflight.asking.prepared import Prepared, PreparedPrompt
 from inflight.asking.refusal import Words
 from inflight.asking.served import Served
 from inflight.lora import LoRARequest
 from inflight.openai.api_error import in_words
 from inflight.openai.asks import chat_ask, completion_ask, scores_only
 from inflight.openai.bounded_fields import read_request_id
-from inflight.openai.call import Call, PromptCall, fresh_id
-from inflight.openai.choice import Choice
+from inflight.openai.call import Call, fresh_id
 from inflight.openai.fields import Body, ChatBody, CompletionBody, check_fields, check_stream_options
 from inflight.openai.log_probs import LogProbWriter
 from inflight.request_limits import RequestLimits
@@ -79,44 +76,14 @@ class CallBuilder:
         if ask.show.output.return_log_probs:
             log_probs = LogProbWriter(self._texts, as_ids=shows_ids, shows_special=ask.show.special_tokens)
         return Call(
+            ask=ask,
+            prepared=prepared,
+            words=words,
             is_chat=isinstance(ask.prompt, Chat),
             model=model,
-            prompts=[_prompt_call(ask, prompt) for prompt in prepared.prompts],
-            num_choices=ask.choices,
-            param_of=partial(_param_of, prepared, words),
-            is_streamed=ask.streaming,
             includes_usage=includes_usage,
-            chat_format=prepared.format,
             log_probs=log_probs,
-            returns_token_ids=ask.show.token_ids,
             scores_only=scores_only,
             system_fingerprint=self._fingerprint(),
-            not_enforced=prepared.not_enforced,
             client_id=client_id or fresh_id(),
         )
-
-
-def _prompt_call(ask: Ask, prompt: PreparedPrompt) -> PromptCall:
-    stop_ids, config = frozenset(ask.stop.token_ids), ask.show.output
-
-    def make_choice(index: int) -> Choice:
-        return Choice(
-            index,
-            prompt.make_detokenizer(),
-            stop_ids=stop_ids,
-            keeps_stop=ask.stop.is_kept,
-            wants_log_probs=config.return_log_probs,
-            keeps_ids=ask.show.token_ids,
-        )
-
-    return PromptCall(
-        request=prompt.request,
-        make_choice=make_choice,
-        echo=prompt.text,
-        echoes_log_probs=config.return_prompt_log_probs,
-    )
-
-
-def _param_of(prepared: Prepared, words: Words, sentence: str) -> str | None:
-    field = prepared.refusal(sentence).field
-    return words.get(field, field) or None

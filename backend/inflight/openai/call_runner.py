@@ -43,7 +43,7 @@ class CallRunner:
 
         def prepare() -> tuple[Call, Rendering, list[int]]:
             call, rendering = build()
-            return call, rendering, mailbox.send([prompt.request for prompt in call.prompts])
+            return call, rendering, mailbox.send([prompt.request for prompt in call.prepared.prompts])
 
         try:
             call, rendering, ids = await self._threads.run(num_bytes, prepare)

@@ -22,10 +22,10 @@ class Generation:
         self._call = call
         self._mailbox = mailbox
         self._prompts = {request_id: index for index, request_id in enumerate(request_ids)}
-        count = call.num_choices
+        count = call.ask.choices
         self._choices = {
-            request_id: [prompt.make_choice(index * count + each) for each in range(count)]
-            for index, (request_id, prompt) in enumerate(zip(request_ids, call.prompts, strict=True))
+            request_id: [call.choice(prompt, index * count + each) for each in range(count)]
+            for index, (request_id, prompt) in enumerate(zip(request_ids, call.prepared.prompts, strict=True))
         }
         self._num_unfinished = dict.fromkeys(request_ids, count)
         self.prompt_log_probs: dict[int, list[TokenLogProb]] = {}
@@ -99,8 +99,8 @@ class Generation:
     def _keep_prompt_log_probs(self, response: Response) -> None:
         assert response.result is not None
         index = self._prompts[response.request_id]
-        prompt = self._call.prompts[index]
-        if prompt.echoes_log_probs and (
+        prompt = self._call.prepared.prompts[index]
+        if self._call.ask.show.output.return_prompt_log_probs and (
             found := read_prompt_log_probs(response.result, prompt.request.input_token_ids)
         ):
             self.prompt_log_probs[index] = found

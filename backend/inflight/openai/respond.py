@@ -76,7 +76,7 @@ class Responder:
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> int:
         watching = watch(receive, self._mailbox)
         try:
-            if self._call.is_streamed:
+            if self._call.ask.streaming:
                 return await self._stream(send, chunk_writer(scope))
             return await self._whole(send)
         finally:

@@ -45,8 +45,8 @@ class StreamedAnswer:
             **call.notes(),
         }
         self._frames = Frames(head, "delta" if call.is_chat else "text", len(choices))
-        self._deltas = [ChatDeltas(call.chat_format) for _ in choices]
-        self._is_plain = call.log_probs is None and not call.returns_token_ids
+        self._deltas = [ChatDeltas(call.prepared.format) for _ in choices]
+        self._is_plain = call.log_probs is None and not call.ask.show.token_ids
         self._num_chars = [0] * len(choices)
         """Of each choice's text that log probabilities have counted."""
 
@@ -56,21 +56,21 @@ class StreamedAnswer:
         if call.is_chat:
             chunks = [frames.plain(choice.index, ROLE) for choice in choices]
         else:
-            echoes = [call.prompts[choice.index // call.num_choices].echo for choice in choices]
+            echoes = [call.prepared.prompts[choice.index // call.ask.choices].text for choice in choices]
             chunks = [
                 frames.plain(choice.index, _encode(echo)) for choice, echo in zip(choices, echoes, strict=True) if echo
             ]
-        if call.returns_token_ids and choices:
+        if call.ask.show.token_ids and choices:
             nothing = NOTHING if call.is_chat else NO_TEXT
-            for number, prompt in enumerate(call.prompts):
+            for number, prompt in enumerate(call.prepared.prompts):
                 more = {"prompt_token_ids": prompt.request.input_token_ids}
-                chunks.append(frames.detailed(number * call.num_choices, nothing, None, more))
+                chunks.append(frames.detailed(number * call.ask.choices, nothing, None, more))
         return b"".join(chunks)
 
     def text_stream(self, long_way: Hear, fail: Callable[[Exception], bytes]) -> TextStream | None:
         """The short way for what comes now; None if the chunks hold more than the text of one choice."""
         call, choices = self._call, self._generation.choices
-        is_text = self._is_plain and call.chat_format is None and not call.scores_only
+        is_text = self._is_plain and call.prepared.format is None and not call.scores_only
         if not is_text or len(choices) != 1 or not choices[0].is_plain:
             return None
         head, tail = self._frames.around(choices[0].index)
@@ -124,5 +124,5 @@ class StreamedAnswer:
         elif call.log_probs is not None:
             log_probs = call.log_probs.of_completion(entries, self._num_chars[choice.index])
             self._num_chars[choice.index] += call.log_probs.num_chars(entries)
-        more = {"token_ids": choice.take_token_ids()} if call.returns_token_ids else {}
+        more = {"token_ids": choice.take_token_ids()} if call.ask.show.token_ids else {}
         return self._frames.detailed(choice.index, part, log_probs, more)

@@ -26,7 +26,7 @@ def ended_call(call: Call, generation: Generation, scope: Scope, began: float, s
         perf_metrics=[perf for perf, _ in generation.timings()],
         error="" if status == 200 else str(status),
         attributes={
-            **of_request(call.prompts[0].request),
+            **of_request(call.prepared.prompts[0].request),
             **of_output(
                 call.num_prompt_tokens,
                 generation.num_tokens,

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import result
 
+from inflight.asking.ask import Ask
 from inflight.asking.chat_format import ChatFormat
-from inflight.openai.call import Call, PromptCall
+from inflight.asking.prepared import Prepared, PreparedPrompt
+from inflight.asking.show import Show
+from inflight.openai.call import Call
 from inflight.openai.choice import Choice
 from inflight.openai.generation import Generation
 from inflight.openai.log_probs import LogProbWriter
@@ -30,17 +33,26 @@ REQUEST = Request(request_id=1, input_token_ids=[5], max_tokens=100)
 class Stream:
     """One stream without a server: what is heard becomes bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, *, is_chat: bool = False, stop: str = "", **options: Any) -> None:
-        def make_choice(index: int) -> Choice:
-            stops = StopStrings([stop]) if stop else None
-            return Choice(index, Detokenizer(make_text_decoder(tokenizer, [5]), stops))
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        is_chat: bool = False,
+        stop: str = "",
+        format: ChatFormat | None = None,
+        ask: Ask | None = None,
+        **options: Any,
+    ) -> None:
+        def make_detokenizer() -> Detokenizer:
+            return Detokenizer(make_text_decoder(tokenizer, [5]), StopStrings([stop]) if stop else None)
 
+        prompt = PreparedPrompt(request=REQUEST, make_detokenizer=make_detokenizer)
         call = Call(
+            ask=ask or Ask(prompt=[[5]]),
+            prepared=Prepared(prompts=[prompt], format=format),
             is_chat=is_chat,
             model="m",
-            prompts=[PromptCall(request=REQUEST, make_choice=make_choice)],
-            is_streamed=True,
-            **{"num_choices": 1, "client_id": "id", "created": 1, **options},
+            **{"client_id": "id", "created": 1, **options},
         )
         self.generation = Generation(call, [1], None)  # type: ignore[arg-type]
         self.answer = StreamedAnswer(call, self.generation)
@@ -70,12 +82,12 @@ def test_it_makes_the_same_bytes(tokenizer: Tokenizer, is_chat: bool, steps: lis
 
 
 MORE_THAN_TEXT: list[dict[str, Any]] = [
-    {"num_choices": 2},
+    {"ask": Ask(prompt=[[5]], choices=2)},
     {"stop": "x"},
-    {"returns_token_ids": True},
+    {"ask": Ask(prompt=[[5]], show=Show(token_ids=True))},
     {"log_probs": LogProbWriter(TokenTexts(byte_tokenizer()))},
     {"scores_only": True},
-    {"is_chat": True, "chat_format": ChatFormat()},
+    {"is_chat": True, "format": ChatFormat()},
 ]
 
 

@@ -20,7 +20,7 @@ from inflight.openai.asks import WORDS, make_ask, output_config
 from inflight.openai.guides import Found, any_object, of_schema
 from inflight.openai.messages import read_messages
 from inflight.openai.responses.conversation import chat_messages
-from inflight.openai.responses.fields import AllowedFunctions, FunctionDefinition, NamedFunction, ResponseBody
+from inflight.openai.responses.fields import AllowedFunctions, NamedFunction, ResponseBody
 from inflight.openai.responses.items import Item, read_struct
 from inflight.request_limits import RequestLimits
 from inflight.text.safe_text import safe_text
@@ -87,8 +87,9 @@ def _format(body: ResponseBody) -> Found | None:
 def _tool(given: dict[str, Any], where: str) -> Tool:
     if given.get("type") != "function":
         raise unsupported(f"{where}.type", f"{safe_text(str(given.get('type')))} is no function: {NO_OWN_TOOLS}")
-    found = read_struct({name: value for name, value in given.items() if value is not None}, FunctionDefinition, where)
-    return Tool(name=found.name, description=found.description, parameters=found.parameters, strict=found.strict)
+    # What chat completions have in `function` stands beside its type.
+    said = {name: value for name, value in given.items() if value is not None and name != "type"}
+    return read_struct(said, Tool, where)
 
 
 def _tool_choice(body: ResponseBody, *, has_tools: bool) -> ToolChoice:

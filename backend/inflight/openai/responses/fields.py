@@ -54,16 +54,6 @@ class AllowedFunctions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tools: list[NamedFunction]
 
 
-class FunctionDefinition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a tool: what chat completions have in `function` stands beside its type."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class ResponseBody(TextBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses"""
 

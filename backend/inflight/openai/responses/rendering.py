@@ -53,7 +53,7 @@ class GrowingResponse:
         self._call, self._generation = made.call, generation
         self._response, self._keep = made.response, made.keep
         self._reasoning_tokens = made.reasoning_tokens
-        self._output = Output(made.call.chat_format)
+        self._output = Output(made.call.prepared.format)
 
     def _grow(self, news: News) -> list[Event]:
         events: list[Event] = []

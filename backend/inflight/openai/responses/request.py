@@ -46,11 +46,11 @@ class ResponseRequest:
         chats = builder.served.chats
         ask, words = response_ask(body, self._chat(), limits, adapter, keeps_token_ids=chats.splits_reasoning)
         call = builder.call(ask, words, limits, model)
-        format = call.chat_format
+        format = call.prepared.format
         if body.wants_log_probs and format is not None:
             why = "the output may be more than text: leave out tools, and the operator's setting reasoning_parser"
             raise unsupported("include", f"{LOG_PROBS} is not given where {why}")
-        prompt_ids = call.prompts[0].request.input_token_ids
+        prompt_ids = call.prepared.prompts[0].request.input_token_ids
         counter = None if format is None else chats.reasoning_tokens(format, prompt_ids)
         return ResponseCall(call, ResponseObject(body, call), counter, self._keep(_encode(self._input)))
 

@@ -20,7 +20,7 @@ class ResponseObject:
     """Of one request."""
 
     def __init__(self, body: ResponseBody, call: Call) -> None:
-        sampling = call.prompts[0].request.sampling_config
+        sampling = call.prepared.prompts[0].request.sampling_config
         self.id = f"resp_{call.client_id}"
         self._head = {"id": self.id, "object": "response", "created_at": call.created}
         self._asked = {

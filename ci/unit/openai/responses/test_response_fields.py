@@ -210,6 +210,7 @@ TABLE = [
     ({"tools": [PING], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "mcp is no function"),
     ({"tools": [PING], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode", "Missing"),
     ({"tools": [PING], "tool_choice": allowed("pong")}, "tool_choice", "allows the tool pong, which is not in tools"),
+    ({"tools": [PING], "tool_choice": allowed()}, "tool_choice", "tool_choice.tools is empty"),
     ({"text": {"format": {"type": "yaml"}}}, "text.format.type", "yaml"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format", "needs a name and a schema"),
     ({"text": {"format": {"type": "text", "name": "x"}}}, "text.format", "no other fields"),
