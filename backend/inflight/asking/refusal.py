@@ -1,7 +1,7 @@
 """Why an `Ask` cannot be served, and for which of its fields: a dialect puts its own words for fields in the sentence.
 
 The engine knows no fields of `Ask`. Its sentences begin with the name of what is wrong, in its own words, by which
-`of_engine` finds the field.
+`field_of` finds the field.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from collections.abc import Mapping
 from enum import Enum, auto
 
 from inflight.errors import InvalidRequest
+from inflight.sampling import Sampling
 
 Words = Mapping[str, str]
 """Field of `Ask` -> what a dialect calls it; a field that is not there has the same name."""
 
-SAME_NAMES = frozenset(
-    (
-        *("temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty", "presence_penalty"),
-        *("frequency_penalty", "min_tokens", "max_tokens", "logit_bias", "bad_words", "priority", "allotted_time_ms"),
-    )
-)
+SAME_NAMES = frozenset((*Sampling.__struct_fields__, "max_tokens", "bad_words", "priority", "allotted_time_ms"))
 """What the engine calls as `Ask` does."""
 BEGINNINGS = {
     "the prompt ": "prompt",
@@ -27,7 +23,6 @@ BEGINNINGS = {
     "the guide ": "guide",
     "the grammar ": "guide",
     "guided decoding ": "guide",
-    "embedding_bias ": "allowed_token_ids",
     "end_ids ": "stop_token_ids",
     "num_return_sequences ": "choices",
     "the LoRA adapter ": "adapter",

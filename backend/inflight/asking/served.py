@@ -136,7 +136,7 @@ class Served:
             raise Refusal(
                 "prompt",
                 "with these {1}, {2} and {3} {0} may have {most} entries, got {count}",
-                *("bad_words", "logit_bias", "allowed_token_ids"),
+                *("bad_words", "logit_bias", "embedding_bias"),
                 most=max(MAX_COPIED_BYTES // num_bytes, 1),
                 count=num_prompts,
             )

@@ -43,6 +43,7 @@ NONE_OF_TOP_K = (-1, 0)
 WORDS = {
     "choices": "n",
     "adapter": "model",
+    "embedding_bias": "allowed_token_ids",
     "log_probs": "logprobs",
     "token_ids": "return_token_ids",
     "template_kwargs": "chat_template_kwargs",

@@ -350,7 +350,7 @@ def test_no_file_can_be_taken_for_the_language_or_the_server() -> None:
         # What tritonserver's stub loads: the ranks compute elsewhere.
         (
             ("inflight.server", "inflight.executor", "inflight.text"),
-            "torch transformers triton mpi4py inflight_kernels",
+            "torch transformers triton mpi4py inflight_kernels jinja2",
         ),
         (("inflight.openai",), "torch transformers triton mpi4py inflight_kernels tritonclient"),
     ],
