@@ -129,9 +129,8 @@ class Served:
             raise Refusal("stop", "{0} is not supported together with {1} above 1", "beam_width")
         words = [*ask.bad_word_ids, *self._tokenizer.encode_spellings(ask.bad_words)]
         bad_words = [list(word) for word in dict.fromkeys(map(tuple, words)) if word]
-        num_bytes = ENTRY_BYTES * (len(bad_words) + len(sampling.logit_bias or ())) + len(
-            sampling.embedding_bias or b""
-        )
+        num_entries = len(bad_words) + len(sampling.logit_bias or ())
+        num_bytes = ENTRY_BYTES * num_entries + len(sampling.embedding_bias or b"")
         if num_prompts > 1 and num_prompts * num_bytes > MAX_COPIED_BYTES:
             raise Refusal(
                 "prompt",
