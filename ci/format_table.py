@@ -121,6 +121,7 @@ def _words(quantization: dict[str, Any]) -> tuple[str, str]:
             weights, inputs = scheme["weights"], scheme["input_activations"]
             words = f"{weights['type']}{weights['num_bits']} by {weights['strategy']}"
             words += " of {} × {}".format(*weights["block_structure"]) if weights["strategy"] == "block" else ""
+            words += ", `actorder` `group`" if weights.get("actorder") == "group" else ""
             if not weights.get("symmetric", True):
                 words += " with zero points"
             if inputs is not None:
@@ -255,12 +256,12 @@ def _share(weight_format: WeightFormat, tensors: Checkpoint, name: str) -> str:
 
     every = range(SIZE)
     whole = read(every, every)
-    by_inputs = {share: read(every, range(share, 2 * share)) for share in SHARES_OF_INPUTS}
+    by_inputs = {share: read(every, range(share, 2 * share)) for share in SHARES_OF_INPUTS} | {SIZE: whole}
     by_outputs = {share: read(range(share, 2 * share), every) for share in SHARES_OF_OUTPUTS}
     inputs, outputs = (
         next(share for share, word in found.items() if word == whole) for found in (by_inputs, by_outputs)
     )
-    shown = "any" if inputs == SHARES_OF_INPUTS[0] else f"{inputs} inputs"
+    shown = {SHARES_OF_INPUTS[0]: "any", SIZE: "all inputs"}.get(inputs, f"{inputs} inputs")
     if isinstance(weight_format, CodedFormat) and inputs == weight_format.size_of_groups(SIZE):
         shown = "whole groups"
     if (smaller := by_inputs[SHARES_OF_INPUTS[0]]) not in (whole, REFUSED):

@@ -5,6 +5,8 @@ weights that their packages, or their definitions, dequantise them to.
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -48,11 +50,11 @@ def write_coded_checkpoint(folder: Path, kind: str, config: PreTrainedConfig = C
     float32, with the weights that its codes mean."""
     checkpoint = write_checkpoint(folder / "dense", config, 1, torch.float32)
     tensors = load_file(folder / "dense" / "model.safetensors")
-    generator, of_kind, meant = torch.Generator().manual_seed(1), KINDS[kind], dict(tensors)
+    of_kind, meant = KINDS[kind], dict(tensors)
     for name in sorted(tensors):
         if not name.endswith("_proj.weight"):
             continue
-        stored, values = of_kind.quantize(tensors[name], generator)
+        stored, values = of_kind.quantize(tensors[name], _generator_of_input(name))
         assert (values - tensors[name]).abs().max() <= of_kind.rounding * tensors[name].abs().max()
         del meant[name]
         meant |= {f"{name.removesuffix('.weight')}.{ending}": tensor for ending, tensor in stored.items()}
@@ -64,6 +66,12 @@ def write_coded_checkpoint(folder: Path, kind: str, config: PreTrainedConfig = C
     save_file(tensors, folder / "dense" / "model.safetensors")
     model = type(checkpoint.model).from_pretrained(folder / "dense", dtype=torch.float32).eval()
     return TinyCheckpoint(folder / "coded", model, margin=0.001)
+
+
+def _generator_of_input(name: str) -> torch.Generator:
+    """The same for all layers with one input: of GPTQ they have one order of inputs."""
+    of_input = re.sub("(q|k|v|gate|up)_proj", "proj", name)
+    return torch.Generator().manual_seed(zlib.crc32(of_input.encode()))
 
 
 # -- compressed-tensors, by its own package ----------------------------------------------------------------------------
@@ -95,6 +103,23 @@ def _compressed(quantization: dict[str, Any]) -> Callable[[Tensor, torch.Generat
         return stored, values.float()
 
     return quantize
+
+
+def _reordered(kind: Kind) -> Kind:
+    """Whole numbers of 4 bits whose groups are of inputs anywhere, as the package stored them before its version 0.20:
+    the codes in the order of the inputs, and each one's group."""
+    quantization = deepcopy(kind.quantization)
+    quantization["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+
+    def quantize(weight: Tensor, generator: torch.Generator) -> Stored:
+        order = torch.randperm(weight.shape[1], generator=generator)
+        place = order.argsort()
+        stored, values = kind.quantize(weight[:, order].contiguous(), generator)
+        group_of, meant = place // GROUP_SIZE, values[:, place].contiguous()
+        codes = (meant / stored["weight_scale"].float()[:, group_of]).round().int() + 8
+        return stored | {"weight_packed": _words(codes, 4), "weight_g_idx": group_of.int()}, meant
+
+    return Kind(quantization, quantize, kind.rounding)
 
 
 def _scales(weight: Tensor, args: Any) -> dict[str, Tensor]:
@@ -218,6 +243,7 @@ def _of_package(rounding: float, stored: str, inputs: dict[str, Any] | None = No
 
 
 INT4 = {"type": "int", "num_bits": 4}
+IN_GROUPS = _of_package(0.2, "pack-quantized", **INT4, symmetric=True, strategy="group", group_size=GROUP_SIZE)
 INT8 = {"type": "int", "num_bits": 8}
 FP8 = {"type": "float", "num_bits": 8, "symmetric": True}
 KINDS: dict[str, Kind] = {
@@ -227,7 +253,8 @@ KINDS: dict[str, Kind] = {
     "gptq-4-whole": _gptq(4, -1),
     "gptq-4-reordered": _gptq(4, GROUP_SIZE, reordered=True),
     "gptq-8": _gptq(8, GROUP_SIZE),
-    "int4": _of_package(0.2, "pack-quantized", **INT4, symmetric=True, strategy="group", group_size=GROUP_SIZE),
+    "int4": IN_GROUPS,
+    "int4-reordered": _reordered(IN_GROUPS),
     "int4-zeros": _of_package(0.2, "pack-quantized", **INT4, symmetric=False, strategy="group", group_size=64),
     "int4-channel": _of_package(0.2, "pack-quantized", **INT4, symmetric=True, strategy="channel"),
     "int8-packed": _of_package(0.02, "pack-quantized", **INT8, symmetric=True, strategy="channel"),

@@ -179,6 +179,16 @@ class Checkpoint:
             )
         return scales
 
+    def read_order(self, name: str, num_inputs: int) -> Tensor:
+        """All of tensor `name` (num_inputs,), int32: which of what is shared each input of a weight has. It is read
+        also if others are not, since it decides how those are kept."""
+        self._slice(name, (num_inputs,), ("I32",))
+        try:
+            order: Tensor = self._open(self._file_of[name]).get_tensor(name)
+        except SafetensorError as error:
+            raise self._broken(self._file_of[name], error) from None
+        return order
+
     def read_bytes(self, name: str) -> bytes:
         """All of tensor `name`, uint8 of one dimension: a text that others are described with."""
         if name not in self:

@@ -35,8 +35,8 @@ GROUP_UNIT = 32
 PACKED: Supported = {"type": ("int",), "num_bits": (4, 8), "dynamic": (False,), "strategy": ("channel", "group")}
 PACKED_INPUTS: Supported = {"type": ("int",), "num_bits": (8,), "symmetric": (True,), "dynamic": (True,)}
 """Of W8A8 and W4A8."""
-ORDERS = (None, "static", "weight")
-"""Of activations, that leave groups of neighbours."""
+ORDERS = (None, "static", "weight", "group")
+"""Of activations, by which weights were quantised."""
 STATUSES = ("compressed", "frozen")
 """Older checkpoints have the second, with the same tensors."""
 
@@ -71,6 +71,8 @@ class PackedScheme:
     """In words of 32 bits."""
     has_int8_inputs: bool
     """Activations are quantised as well, each token by itself."""
+    is_reordered: bool
+    """Groups are of inputs with similar activations, and not of neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ def _read_packed(path: Path, group: _Fields, *, is_packed: bool) -> PackedScheme
         is_symmetric=bool(weights.values.get("symmetric", DEFAULTS["symmetric"])),
         is_packed=is_packed,
         has_int8_inputs=has_inputs,
+        is_reordered=weights.values.get("actorder") == "group" and size > 0,
     )
 
 

@@ -314,6 +314,22 @@ def test_an_embedding_and_a_head_of_the_same_codes_are_in_memory_once() -> None:
     assert own.codes.untyped_storage().nbytes() == 0
 
 
+@pytest.mark.parametrize("taken", Inputs, ids=lambda taken: taken.value)
+@pytest.mark.parametrize("num_inputs", [256, 240])
+def test_columns_in_another_order_give_the_bits_of_inputs_in_that_order(taken: Inputs, num_inputs: int) -> None:
+    weight = random_codes(Code.INT4, 64, num_inputs, zeros=torch.int8)._replace(inputs=taken)
+    order = torch.randperm(num_inputs, generator=torch.Generator().manual_seed(7)).int()
+    reordered, x = copy_of(weight)._replace(permutation=order), inputs(40, num_inputs, torch.bfloat16)
+    torch.testing.assert_close(reordered.dequantize()[:, order], weight.dequantize(), rtol=0, atol=0)
+    library = load_library(torch.bfloat16)
+    # The input is as wide as whole steps, of which the product reads the first columns in another order.
+    recording = record(lambda x, _: inflight_kernels.coded_linear(x[:, :num_inputs], reordered), 256, torch.bfloat16)
+    found = Program(library, recording, WeightPacker(library, [recording]))(padded(x))
+    assert torch.equal(found, compiled(weight, torch.bfloat16)(padded(x[:, order])))
+    reference = inflight_kernels.coded_linear(x, weight._replace(permutation=order))
+    torch.testing.assert_close(found, reference, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize(("code", "group_size"), [(Code.INT8, 48), (Code.FP8, 16)])
 def test_groups_of_other_sizes_are_not_for_cpp(code: Code, group_size: int) -> None:
     with pytest.raises(

@@ -15,7 +15,7 @@ from thread_ranks import ThreadCollectives
 from torch import Tensor
 
 import inflight_kernels
-from inflight_kernels import Activation
+from inflight_kernels import Activation, Code, CodedWeight
 from inflight_kernels.cpu import Batch, Program, Recording, Unsupported, WeightPacker, fusions, load_library
 from inflight_kernels.cpu.collectives import RankPlace
 from inflight_kernels.cpu.draft import Draft
@@ -92,6 +92,13 @@ def activate(x: Tensor, batch: Batch, activation: Activation = Activation.SILU) 
     gate_up = linear(x, 2 * 90)
     linear(x)
     return linear(inflight_kernels.activate_and_mul(gate_up, activation))
+
+
+def reorder(x: Tensor, batch: Batch) -> Tensor:
+    """A product of codes whose columns are in another order."""
+    codes, scales = torch.zeros(SIZE, 45, dtype=torch.uint8), torch.ones(SIZE, 1)
+    weight = CodedWeight(Code.INT4, codes, scales, None, 96, permutation=torch.arange(90).int())
+    return inflight_kernels.coded_linear(linear(x, 90), weight)
 
 
 def activate_without_gate(x: Tensor, batch: Batch) -> Tensor:
@@ -202,7 +209,7 @@ def test_a_layer_adds_the_deltas_of_one_adapter() -> None:
     assert kinds(joined) == ["Lora", "Linear", "Lora", "AddDelta"]
 
 
-@pytest.mark.parametrize("network", [activate, activate_without_gate])
+@pytest.mark.parametrize("network", [activate, activate_without_gate, reorder])
 def test_zeros_behind_an_activation_are_read(network: Network) -> None:
     recording = plain(network)
     *_, layer = apply(fusions.read_padding, recording).operations

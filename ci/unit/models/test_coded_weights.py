@@ -148,7 +148,7 @@ def quantize_inputs_of(model: nn.Module, group_size: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["gptq-4", "int8", "w8a8", "mxfp4"])
+@pytest.mark.parametrize("kind", ["gptq-4", "gptq-4-reordered", "int8", "w8a8", "mxfp4"])
 @pytest.mark.parametrize("config", [CONFIG, EXPERTS], ids=["dense", "experts"])
 def test_a_request_has_the_same_bits_beside_any_others(kind: str, config: Any, tmp_path: Path) -> None:
     folder = write_coded_checkpoint(tmp_path, kind, config).folder
@@ -297,6 +297,23 @@ def test_ranks_hold_the_whole_weight_between_them(kind: str, tmp_path: Path) -> 
     assert torch.equal(torch.cat([dequantized(each) for each in tall], 1), dense[f"{down}.weight"])
 
 
+def test_codes_of_several_orders_become_floats_together(tmp_path: Path) -> None:
+    """Which GPTQ does not make: layers with one input have one order of it. Of each alone codes are kept."""
+    folder = write_coded_checkpoint(tmp_path, "gptq-4-reordered").folder
+    dense = load_file(folder.parent / "dense" / "model.safetensors")
+    names = tuple(f"model.layers.{layer}.mlp.gate_proj" for layer in range(2))
+    model, cpu = ModelConfig.load(folder), torch.device("cpu")
+    with Checkpoint(folder) as checkpoint:
+        loader = WeightLoader(checkpoint, model.weight_format, FakeGroup(0, 1), torch.float32, cpu, keeps_codes=True)
+        own = loader.even_section("intermediate_size", 192)
+        both = loader.by_outputs(SplitByOutputs(names), "", [own, own], 128).weight
+        alone = [loader.by_outputs(SplitByOutputs((name,)), "", [own], 128).weight for name in names]
+    assert isinstance(both, DenseWeight) and all(isinstance(each, CodedGroups) for each in alone)
+    expected = torch.cat([dense[f"{name}.weight"] for name in names])
+    assert torch.equal(both.values_OI, expected)
+    assert torch.equal(torch.cat([dequantized(each) for each in alone]), expected)
+
+
 def dequantized(weight: Any) -> torch.Tensor:
     if isinstance(weight, CodedGroups):
         return weight.packed.dequantize()
@@ -344,8 +361,14 @@ LAYER = "model.layers.1.mlp.down_proj"
         ("int4-zeros", {"weight_zero_point": None}, f"the checkpoint has no tensor {LAYER}.weight_zero_point"),
         ("int8", {"weight_scale": torch.ones(128, 2)}, "has shape [128, 2], config.json asks for [128, 1]"),
         ("gptq-4", {"qzeros": torch.zeros(6, 16)}, "is F32; only I32 weights are supported"),
-        ("gptq-4", {"g_idx": torch.zeros(192).int()}, f"tensor {LAYER}.g_idx has groups of inputs that are not"),
-        ("gptq-4-reordered", {"g_idx": torch.full((192,), 9).int()}, f"{LAYER}.g_idx names groups that are not there"),
+        (
+            "gptq-4",
+            {"g_idx": torch.zeros(192).int()},
+            f"{LAYER}.g_idx does not divide the 192 inputs into groups of 32",
+        ),
+        ("gptq-4-reordered", {"g_idx": (torch.arange(192) + 1).int() // 32}, f"{LAYER}.g_idx does not divide the 192"),
+        ("gptq-4-reordered", {"g_idx": torch.zeros(191).int()}, "has shape [191], config.json asks for [192]"),
+        ("gptq-4-reordered", {"g_idx": None}, f"the checkpoint has no tensor {LAYER}.g_idx"),
         ("fp8-official", {"weight_scale_inv": torch.zeros(1, 2)}, f"tensor {LAYER}.weight_scale_inv holds 0"),
         ("nf4", {"weight.absmax": torch.ones(9)}, "has shape [9], config.json asks for [384]"),
         ("nf4", {"weight.quant_map": torch.ones(16)}, "weight.quant_map has other levels than NF4"),
@@ -369,7 +392,7 @@ def test_damaged_layers(kind: str, changes: dict[str, Any], words: str, tmp_path
         ("gptq-4", ("group_size",), 48, "group_size must be a multiple of 32, or -1, got 48"),
         ("int4", ("num_bits",), 3, "weights.num_bits must be 4 or 8, got 3"),
         ("int4", ("group_size",), 16, "weights.group_size must be a multiple of 32, got 16"),
-        ("int4", ("actorder",), "group", 'weights.actorder must be null or "static" or "weight", got "group"'),
+        ("int4", ("actorder",), "dynamic", 'must be null or "static" or "weight" or "group", got "dynamic"'),
         ("fp8-blocks", ("block_structure",), None, "block_structure must be two numbers"),
         ("fp8-blocks", ("block_structure",), [64, 32], "input_activations.group_size must be 32, got 64"),
         ("nf4", ("bnb_4bit_quant_type",), "fp4", 'not 4 bits and "fp4"'),

@@ -93,7 +93,7 @@ def test_fp8_experts_give_the_same_bits(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 @needs_compiler
-@pytest.mark.parametrize("kind", ["int4-zeros", "fp8-official", "mxfp4"])
+@pytest.mark.parametrize("kind", ["int4-zeros", "gptq-4-reordered", "fp8-official", "mxfp4"])
 @pytest.mark.parametrize("experts", [False, True])
 def test_codes_give_the_same_bits(kind: str, experts: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpoint = write_coded_checkpoint(tmp_path, kind, EXPERTS if experts else CONFIG)

@@ -19,6 +19,7 @@ from inflight_kernels.cpu.operations import (
     Linear,
     NormOfSum,
     Operation,
+    Permute,
     RmsNorm,
     Sum,
 )
@@ -52,14 +53,15 @@ def apply(rule: Rule, draft: Draft) -> None:
 
 
 def read_padding(draft: Draft, place: int) -> None:
-    """A linear layer of all that an activation puts out reads the zeros behind it as well."""
+    """A linear layer of all that an activation, or another order of columns, puts out reads the zeros behind it as
+    well."""
     linear = draft.operations[place]
     x = linear.value("x")
     first = draft.uses[x.buffer][0]
-    if draft.kinds([first])[0] not in (Activate, ActivateAndMul):
+    if draft.kinds([first])[0] not in (Activate, ActivateAndMul, Permute):
         return
-    activation, weight = draft.operations[first], linear.weight("weight")
-    if activation.value("out") == x and activation.number("size") == weight.num_inputs:
+    before, weight = draft.operations[first], linear.weight("weight")
+    if before.value("out") == x and before.number("size") == weight.num_inputs:
         draft.put(place, linear.changed(weight=replace(weight, num_inputs=draft.width_of(x))))
 
 

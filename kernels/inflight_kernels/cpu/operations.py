@@ -212,6 +212,17 @@ class Scale(Operation):
     _fields_ = Fields((Value, "x out"), ("int64_t", "size"), ("float", "factor"))
 
 
+class Permute(Operation):
+    """out = the columns of x in another order."""
+
+    _fields_ = Fields(
+        (Value, "x"),
+        (Value, "out", "Behind `size` columns it has zeros up to a multiple of 32."),
+        ("const int32_t*", "columns", "(size): which column of x each of out is."),
+        ("int64_t", "size"),
+    )
+
+
 class SoftCap(Operation):
     """out = cap * tanh(x / cap)."""
 
@@ -435,6 +446,7 @@ KINDS: tuple[type[Operation], ...] = (
     Activate,
     ActivateAndMul,
     Scale,
+    Permute,
     SoftCap,
     Add,
     Mul,

@@ -135,6 +135,8 @@ class RecordedValues:
         """The matrix of a product, or those of experts. `shape`: (…, outputs, inputs), as it must be."""
         if isinstance(weight, Tensor):
             return Weight(self.constant(weight, what, shape), shape[-1], gated=gated)
+        if weight.permutation is not None:
+            raise Unsupported(f"{what} has its columns in another order than its inputs")
         is_grouped = weight.group_size % STEP == 0 or (weight.group_size == HALF_STEP and weight.code.is_whole)
         if weight.shape != tuple(shape) or not is_grouped:
             groups = f"groups of a multiple of {STEP}, or of {HALF_STEP} whole numbers"

@@ -34,6 +34,7 @@ from inflight_kernels.cpu.operations import (
     Lora,
     Mul,
     Operation,
+    Permute,
     RmsNorm,
     RmsNormOfPart,
     RowSquares,
@@ -155,7 +156,18 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
     def coded_linear(
         self, x: Tensor, weight: CodedWeight, bias: Tensor | None = None, deterministic: bool = False
     ) -> Tensor:
+        if weight.permutation is not None:
+            x, weight = self._permuted(x, weight.permutation), weight._replace(permutation=None)
         return self._linear(x, weight.shape[0], self._values.weight(weight, "a weight", weight.shape), bias)
+
+    def _permuted(self, x: Tensor, columns: Tensor) -> Tensor:
+        """Columns of x in the order of a weight's."""
+        size = x.shape[1]
+        source = self._values.read(x, "what has another order of columns")
+        out, written = self._result(size, -(-size // STEP) * STEP)
+        order = self._values.constant(columns, "an order of columns", (size,), torch.int32)
+        self._note(Permute, ("out",), x=source, out=written, columns=order, size=size)
+        return out
 
     def _linear(self, x: Tensor, num_outputs: int, weight: Weight, bias: Tensor | None) -> Tensor:
         source = self._values.read(x, "the input of a linear layer")

@@ -5,6 +5,9 @@ formats that have it, a zero, for each row:
 
     w[n, k] = scale[n, g] * (number(code[n, k]) - zero[n, g])      g the group of k
 
+Where a group's columns are no neighbours in the matrix (act-order of GPTQ), the stored ones are in another order than
+those of x.
+
     int8   whole numbers from -128 to 127         fp4   1 sign, 2 exponent and 1 mantissa bit (OCP MX, E2M1)
     int4   whole numbers from -8 to 7             nf4   16 levels of a normal distribution (QLoRA, arXiv 2305.14314)
     fp8    1 sign, 4 exponent and 3 mantissa bits, without infinities (float8_e4m3fn)
@@ -102,6 +105,8 @@ class CodedWeight(NamedTuple):
     """Columns of a group; the last one may have fewer."""
     inputs: Inputs = Inputs.KEPT
     """INT8 with whole numbers only."""
+    permutation: Tensor | None = None
+    """(K,) int32 or None: column k of the stored weight belongs to column permutation[k] of x. Not of several."""
 
     @property
     def shape(self) -> torch.Size:
@@ -126,7 +131,7 @@ class CodedWeight(NamedTuple):
         return torch.stack([self.codes & 15, self.codes >> 4], -1).flatten(-2)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(…, N, K), computed in float32 and rounded once."""
+        """(…, N, K) with the columns in the order of x, computed in float32 and rounded once."""
         numbers = self.code.numbers().to(self.codes.device)[self.codes_by_column().int()]
         columns = numbers.shape[-1]
 
@@ -135,7 +140,12 @@ class CodedWeight(NamedTuple):
 
         if self.zeros is not None:
             numbers = numbers - of_columns(self.zeros)
-        return (numbers * of_columns(self.scales)).to(dtype)
+        weight = (numbers * of_columns(self.scales)).to(dtype)
+        if self.permutation is None:
+            return weight
+        ordered = torch.empty_like(weight)
+        ordered[:, self.permutation] = weight
+        return ordered
 
 
 def join_halves(codes: Tensor) -> Tensor:

@@ -87,6 +87,8 @@ def int4_linear(x: Tensor, weight: Int4Weight, bias: Tensor | None = None, deter
 
 def coded_linear(x: Tensor, weight: CodedWeight, bias: Tensor | None = None, deterministic: bool = False) -> Tensor:
     """Product with the weight dequantised, and so with inputs that are quantised, in float32 and rounded once."""
+    if weight.permutation is not None:
+        x, weight = x[:, weight.permutation], weight._replace(permutation=None)
     values, added = weight.dequantize(), None if bias is None else bias.float()
     wide = x.float() if weight.inputs is Inputs.KEPT else _rounded_to_int8(x, weight.group_size)
     return _by_row(lambda rows: F.linear(rows, values, added).to(x.dtype), wide, deterministic)

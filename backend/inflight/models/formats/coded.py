@@ -7,9 +7,10 @@ Legend: I input features, O output features, G groups of inputs. A block's own h
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,9 +20,12 @@ from inflight.layers.weight import CodedGroups, DenseWeight, Int4Groups, Weight
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.formats.dense import DenseFormat
 from inflight.models.formats.format import Block, Target, shape_of
+from inflight.models.formats.input_order import is_common, read_input_order
 from inflight.models.formats.reading import CPU
 from inflight_kernels import Code, CodedWeight, Inputs, join_halves, pack_int4
 from inflight_kernels.moe import ExpertWeights
+
+logger = logging.getLogger(__name__)
 
 GROUP_UNIT = 32
 """Inputs of which groups must be made, for products that read as many at once."""
@@ -102,22 +106,23 @@ class CodedFormat(ABC):
     def read_part(self, checkpoint: Checkpoint, block: Block, device: torch.device) -> Part:
         """In this process's memory of `device`."""
 
-    @property
-    def can_keep_codes(self) -> bool:
-        """Whether products can read its codes as they are; if not, they become floats on every device."""
-        return True
+    def groups_of_inputs(self, checkpoint: Checkpoint, name: str) -> str | None:
+        """The tensor (I,) with the group of each input of the layer of that name; None if a group's are neighbours."""
+        return None
 
     def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Weight:
         """See WeightFormat."""
         if self.is_dense(checkpoint, blocks[0].name):
             return DenseFormat().read(checkpoint, blocks, target)
-        self._check(checkpoint, blocks)
-        if target.keeps_codes and self.can_keep_codes:
-            weight = self._allocate(blocks, target)
-            self._fill(checkpoint, blocks, weight)
-            return CodedGroups(weight)
-        if target.device.type in INT4_KERNEL_ON and self.can_keep_codes:
-            return self._read_for_gpu(checkpoint, blocks, target)
+        orders = self._check(checkpoint, blocks)
+        can_keep_codes = is_common(orders, blocks)
+        if target.keeps_codes and can_keep_codes:
+            return CodedGroups(self._read_codes(checkpoint, blocks, orders[0], target))
+        on_gpu = target.device.type in INT4_KERNEL_ON
+        if on_gpu and can_keep_codes and (orders[0] is None or self.coding.code is Code.INT4):
+            return self._read_for_gpu(checkpoint, blocks, orders[0], target)
+        if target.keeps_codes or on_gpu:
+            logger.info("%s becomes floats: its groups are not of neighbouring inputs", blocks[0].name)
         return DenseWeight(self.read_floats(checkpoint, blocks, target))
 
     def read_floats(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Tensor:
@@ -135,10 +140,10 @@ class CodedFormat(ABC):
         return False
 
     def read_experts(self, checkpoint: Checkpoint, experts: Sequence[Sequence[Block]], target: Target) -> ExpertWeights:
-        """The same of several weights of one shape: (E, O, I). Where codes are not kept, floats."""
-        for blocks in experts:
-            self._check(checkpoint, blocks)
-        if not (target.keeps_codes and self.can_keep_codes):
+        """The same of several weights of one shape: (E, O, I). Where codes are not kept, or have groups of inputs that
+        are no neighbours, floats."""
+        orders = [order for blocks in experts for order in self._check(checkpoint, blocks)]
+        if not target.keeps_codes or any(order is not None for order in orders):
             values_EOI = target.empty(len(experts), *shape_of(experts[0]))
             for blocks, values_OI in zip(experts, values_EOI, strict=True):
                 self._fill_values(checkpoint, blocks, values_OI)
@@ -151,23 +156,67 @@ class CodedFormat(ABC):
     def fill_rows(self, checkpoint: Checkpoint, block: Block, weight: CodedWeight) -> None:
         """Write a block's codes into the rows of a weight that are its own."""
         part = self.read_part(checkpoint, block, weight.codes.device)
-        weight.codes.copy_(part.codes_OI if weight.code.bits == 8 else join_halves(part.codes_OI))
+        codes_OI = part.codes_OI if weight.permutation is None else part.codes_OI[:, weight.permutation]
+        weight.codes.copy_(codes_OI if weight.code.bits == 8 else join_halves(codes_OI))
         weight.scales.copy_(part.scales_OG)
         if weight.zeros is not None and part.zeros_OG is not None:
             weight.zeros.copy_(part.zeros_OG)
 
     def dequantized(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> Tensor:
         """(O, I) float32, in the memory of this process."""
-        return self._read_whole(checkpoint, blocks).dequantize()
+        orders = self._orders(checkpoint, blocks)
+        if is_common(orders, blocks):
+            return self._read_own(checkpoint, blocks, orders[0]).dequantize()
+        parts = []
+        for block, order in zip(blocks, orders, strict=True):
+            whole = self._read_own(checkpoint, [replace(block, inputs=range(block.num_inputs))], order)
+            parts.append(whole.dequantize()[:, block.inputs.start : block.inputs.stop])
+        return torch.cat(parts)
 
-    def _check(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> None:
-        for block in blocks:
-            self._check_borders(checkpoint, block)
+    def _orders(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> list[Tensor | None]:
+        """Of the inputs of each block's layer; see read_input_order."""
+
+        def order_of(block: Block) -> Tensor | None:
+            name = self.groups_of_inputs(checkpoint, block.name)
+            size = self.coding.group_size or block.num_inputs
+            return None if name is None else read_input_order(checkpoint, name, block.num_inputs, size)
+
+        return [order_of(block) for block in blocks]
+
+    def _check(self, checkpoint: Checkpoint, blocks: Sequence[Block]) -> list[Tensor | None]:
+        """The orders of their inputs."""
+        orders = self._orders(checkpoint, blocks)
+        for block, order in zip(blocks, orders, strict=True):
+            self._check_borders(checkpoint, block, order)
             self.check(checkpoint, block)
+        return orders
 
     def _fill_values(self, checkpoint: Checkpoint, blocks: Sequence[Block], values_OI: Tensor) -> None:
         if checkpoint.is_read and not values_OI.is_meta:
             values_OI.copy_(self.dequantized(checkpoint, blocks))
+
+    def _read_codes(
+        self, checkpoint: Checkpoint, blocks: Sequence[Block], order: Tensor | None, target: Target
+    ) -> CodedWeight:
+        """`order`: that of the inputs of all blocks."""
+        weight = self._allocate(blocks, target)
+        if order is not None:
+            permutation = target.empty(len(order), dtype=torch.int32)
+            if checkpoint.is_read and not permutation.is_meta:
+                permutation.copy_(order)
+            weight = weight._replace(permutation=permutation)
+        self._fill(checkpoint, blocks, weight)
+        return weight
+
+    def _read_own(
+        self, checkpoint: Checkpoint, blocks: Sequence[Block], order: Tensor | None, device: torch.device = CPU
+    ) -> CodedWeight:
+        """In this process's memory of `device`."""
+
+        def empty(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        return self._read_codes(checkpoint, blocks, order, Target(dtype=torch.float32, device=device, empty=empty))
 
     def _fill(self, checkpoint: Checkpoint, blocks: Sequence[Block], weight: CodedWeight) -> None:
         if not checkpoint.is_read or weight.codes.is_meta:
@@ -187,17 +236,9 @@ class CodedFormat(ABC):
         zeros = target.empty(*shape, dtype=torch.int8) if coding.has_zeros else None
         return CodedWeight(coding.code, codes, scales, zeros, group_size, target.inputs_of(coding.code, coding.inputs))
 
-    def _read_whole(self, checkpoint: Checkpoint, blocks: Sequence[Block], device: torch.device = CPU) -> CodedWeight:
-        """In this process's memory of `device`."""
-
-        def empty(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        weight = self._allocate(blocks, Target(dtype=torch.float32, device=device, empty=empty))
-        self._fill(checkpoint, blocks, weight)
-        return weight
-
-    def _read_for_gpu(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Int4Groups:
+    def _read_for_gpu(
+        self, checkpoint: Checkpoint, blocks: Sequence[Block], order: Tensor | None, target: Target
+    ) -> Int4Groups:
         coding, columns = self.coding, len(blocks[0].inputs)
         if coding.code is not Code.INT4:
             raise ConfigurationError(
@@ -210,7 +251,7 @@ class CodedFormat(ABC):
                 f"{checkpoint.folder}: 4-bit weights are computed in float16 or bfloat16, not in "
                 f"{str(target.dtype).removeprefix('torch.')}; set dtype to one of them"
             )
-        weight = self._read_whole(checkpoint, blocks, target.device)
+        weight = self._read_own(checkpoint, blocks, order, target.device)
         # Whole numbers from 0 on.
         q_OI = weight.codes_by_column().bitwise_xor(8).int()
         zeros_OG = torch.zeros_like(weight.scales, dtype=torch.int32) if weight.zeros is None else weight.zeros.int()
@@ -220,11 +261,14 @@ class CodedFormat(ABC):
                 f"{checkpoint.folder}: 4-bit weights of {columns} inputs, which is not a multiple of {GROUP_UNIT}, are "
                 "not multiplied on GPUs; choose another tensor_parallel_size"
             )
-        return Int4Groups(pack_int4(q_OI, scales_GO, zeros_GO))
+        permutation = None if weight.permutation is None else weight.permutation.long()
+        return Int4Groups(pack_int4(q_OI, scales_GO, zeros_GO, permutation))
 
-    def _check_borders(self, checkpoint: Checkpoint, block: Block) -> None:
+    def _check_borders(self, checkpoint: Checkpoint, block: Block, order: Tensor | None) -> None:
+        # In another order a share of the inputs has no whole groups anyway, and becomes floats.
+        unit_of_inputs = (self.coding.group_size or 1) if order is None else 1
         for what, features, total, unit in (
-            ("inputs", block.inputs, block.num_inputs, self.coding.group_size or 1),
+            ("inputs", block.inputs, block.num_inputs, unit_of_inputs),
             ("outputs", block.outputs, block.num_outputs, self.output_unit),
         ):
             is_whole = len(features) == total

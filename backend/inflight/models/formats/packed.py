@@ -68,6 +68,10 @@ class PackedFormat(CodedFormat):
             return f"{name}.weight_packed" not in checkpoint
         return checkpoint.dtype_of(f"{name}.weight") not in BYTE_DTYPES
 
+    def groups_of_inputs(self, checkpoint: Checkpoint, name: str) -> str | None:
+        """See CodedFormat."""
+        return f"{name}.weight_g_idx" if self.scheme.is_reordered else None
+
     def check(self, checkpoint: Checkpoint, block: Block) -> None:
         """See CodedFormat."""
         shape, groups = (block.num_outputs, block.num_inputs), self._groups(block)

@@ -25,6 +25,7 @@ enum class Kind : int64_t {
   ACTIVATE,
   ACTIVATE_AND_MUL,
   SCALE,
+  PERMUTE,
   SOFT_CAP,
   ADD,
   MUL,
@@ -317,6 +318,17 @@ struct Scale {
   Value x, out;
   int64_t size;
   float factor;
+};
+
+/// out = the columns of x in another order.
+struct Permute {
+  Kind kind;
+  Value x;
+  /// Behind `size` columns it has zeros up to a multiple of 32.
+  Value out;
+  /// (size): which column of x each of out is.
+  const int32_t* columns;
+  int64_t size;
 };
 
 /// out = cap * tanh(x / cap).
@@ -763,6 +775,12 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Scale, out),
     offsetof(Scale, size),
     offsetof(Scale, factor),
+    sizeof(Permute),
+    offsetof(Permute, kind),
+    offsetof(Permute, x),
+    offsetof(Permute, out),
+    offsetof(Permute, columns),
+    offsetof(Permute, size),
     sizeof(SoftCap),
     offsetof(SoftCap, kind),
     offsetof(SoftCap, x),

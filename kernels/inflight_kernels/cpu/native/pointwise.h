@@ -129,6 +129,15 @@ inline void run(const Scale& op, const Run& step) {
   });
 }
 
+inline void run(const Permute& op, const Run& step) {
+  by_rows(step, [&](auto row_of) {
+    const Element* const x = row_of(op.x);
+    Element* const out = row_of(op.out);
+    for (int64_t i = 0; i < op.size; ++i) out[i] = x[op.columns[i]];
+    std::memset(out + op.size, 0, (round_up(op.size, PANEL) - op.size) * sizeof(Element));
+  });
+}
+
 inline void run(const SoftCap& op, const Run& step) {
   by_rows(step, [&](auto row_of) {
     const Element* const x = row_of(op.x);

@@ -52,6 +52,8 @@ void run(const Kind* operation, const Run& step) {
       return run_activate_and_mul(as<Activate>(operation), step);
     case Kind::SCALE:
       return run(as<Scale>(operation), step);
+    case Kind::PERMUTE:
+      return run(as<Permute>(operation), step);
     case Kind::SOFT_CAP:
       return run(as<SoftCap>(operation), step);
     case Kind::ADD:
