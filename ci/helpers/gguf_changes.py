@@ -113,6 +113,11 @@ def _renamed(key: str) -> str:
         ("expert_bias", "expert_bias.bias"),
         ("mixer.dt_bias", "mixer.dt.bias"),
         (".dt_bias", ".dt_proj.bias"),
+        ("layer_scalar", "layer_scalar.weight"),
+        ("router.scale", "router.proj.scale"),
+        ("router.per_expert_scale", "experts.down_proj.scale"),
+        ("experts.gate_up_proj", "experts.gate_up_proj.weight"),
+        ("experts.down_proj", "experts.down_proj.weight"),
     ):
         if key.endswith(name):
             return key.removesuffix(name) + its

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,15 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 from gguf_changes import change_of, parts_of
-from gguf_networks import CONFIGS, MORE_KEYS, NAMES_WINDOWS, WIDE, kind_of, layers_that_attend
+from gguf_gemma4 import size_of_global_heads
+from gguf_networks import (
+    CONFIGS,
+    MORE_KEYS,
+    NAMES_WINDOWS,
+    WIDE,
+    kind_of,
+    layers_that_attend,
+)
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import TinyCheckpoint, needs_eager, write_checkpoint
@@ -32,6 +41,7 @@ ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "qwen2_moe": "qwen2moe",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "olmo3": "olmo2",
     "glm4_moe": "glm4moe",
@@ -53,7 +63,7 @@ ARCHITECTURES = {
 """Of llama.cpp, where transformers' model_type has another name."""
 ROTATES_NEIGHBOURS = ("llama", "granite", "granitemoe", "granitehybrid", "smollm3", "arcee")
 NOT_QUANTIZED = (
-    *("gate.weight", "router.weight", "router.layer.weight", ".bias"),
+    *("gate.weight", "router.weight", "router.layer.weight", "router.proj.weight", ".bias"),
     *("conv1d.weight", "conv.conv.weight", "norm.weight", ".A_log", ".D"),
 )
 """Endings of routers, of the biases of all experts, of convolutions and of numbers of heads."""
@@ -176,9 +186,9 @@ def add_tokenizer(
     writer.add_token_list(tokens)
     if division is not None:
         writer.add_tokenizer_pre(division)
-    if kind == "gpt2":
+    if kind != "llama":
         writer.add_token_merges([" ".join(merge) for merge in state["model"]["merges"]])
-    else:
+    if kind != "gpt2":
         types = [6 if token.startswith("<0x") else found for token, found in zip(tokens, types, strict=True)]
         writer.add_token_scores([-float(number) for number in range(len(tokens))])
     writer.add_token_types(types)
@@ -243,11 +253,17 @@ def _write_tensors(
     rope = _rope(config)
     if rope is not None and rope["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, config.head_dim))
+    if rope is not None and rope["rope_type"] == "proportional":
+        num_pairs = size_of_global_heads(config) // 2
+        is_rotated = np.arange(num_pairs) < int(num_pairs * rope["partial_rotary_factor"])
+        writer.add_tensor("rope_freqs.weight", np.where(is_rotated, 1.0, 1e30).astype(np.float32))
 
 
 def _name(names: gguf.TensorNameMap, key: str) -> str:
     """Some stand there without the first part."""
-    found = (names.get_name(each, try_suffixes=(".weight", ".bias")) for each in (key, key.removeprefix("model.")))
+    found = (
+        names.get_name(each, try_suffixes=(".weight", ".bias", ".scale")) for each in (key, key.removeprefix("model."))
+    )
     name = next(filter(None, found), None)
     assert name is not None, key
     return name
@@ -276,6 +292,8 @@ def _rope(config: Any) -> dict[str, Any] | None:
 
 
 def _write_metadata(writer: GGUFWriter, config: Any) -> None:
+    config = deepcopy(config)
+    config.allow_global_per_layer_attribute_access = True  # sizes of most layers, where some have others
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gguf_gemma4 import GEMMA_4, KEYS
 from tiny_checkpoints import SIZES
 from transformers import (
     ArceeConfig,
@@ -133,6 +134,7 @@ def _by_type(full: dict[str, Any], theta: float) -> dict[str, Any]:
 
 
 CONFIGS: dict[str, PreTrainedConfig] = {
+    **GEMMA_4,
     "llama": LlamaConfig(**WIDE),
     "llama-256": LlamaConfig(**WIDE_256),
     "llama-tied": LlamaConfig(**{**WIDE, "tie_word_embeddings": True, "head_dim": 32}),
@@ -364,6 +366,7 @@ NEMOTRON_H_KEYS: dict[str, Named] = {
     "rope.scaling.finetuned": lambda config: False,
 }
 MORE_KEYS: dict[str, dict[str, Named]] = {
+    "gemma4_text": KEYS,
     "mistral": WINDOW,
     "mixtral": LOCAL_EXPERTS,
     "qwen2_moe": SHARED_EXPERT,
@@ -435,5 +438,5 @@ MORE_KEYS: dict[str, dict[str, Named]] = {
     "exaone4": WINDOW,
 }
 """Of the metadata -> of config.json, by its model_type."""
-NAMES_WINDOWS = ("olmo3", "exaone4")
+NAMES_WINDOWS = ("olmo3", "exaone4", "gemma4_text")
 """Those of which the file says which layers have a window."""

@@ -7,10 +7,11 @@ layer are relative to it. Keys are those of the metadata below the architecture'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from inflight.gguf.file import GgufFile
 from inflight.gguf.metadata import Value
 from inflight.gguf.orders import OrderOf
 
@@ -113,6 +114,9 @@ class Architecture:
     """This is the size of a head, but in the model with so many layers the hidden size divided by the heads."""
     attends_to_latents: bool = False
     """Keys and values are made of latents, and only a part of each key is rotated."""
+    own_values: Callable[[GgufFile, str, Sequence[bool]], Mapping[str, Any]] | None = None
+    """What config.json has of a file, whose keys have this prefix, and of which these layers have a window, in place of
+    what it has of files of other architectures. Raises ConfigurationError."""
     variants: Mapping[str | tuple[str, int], Architecture] = field(default_factory=dict)
     """Other networks in files of this architecture: those that say this, and do not say 0, or say this number."""
 

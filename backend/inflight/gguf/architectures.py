@@ -20,6 +20,7 @@ from inflight.gguf.experts import (
     SIGMOID,
     SOFTMAX,
 )
+from inflight.gguf.gemma4 import GEMMA_4
 from inflight.gguf.hybrids import (
     DELTA_NET,
     DELTA_NET_MOE,
@@ -158,6 +159,7 @@ ARCHITECTURES = {
         has_query_scalar=True,
         scalar_of_hidden=62,
     ),
+    "gemma4": GEMMA_4,
     "gpt-oss": Architecture(
         network="GptOssForCausalLM",
         model_type="gpt_oss",

@@ -63,6 +63,10 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     head_dim = latents.get("head_dim") or _head_dim(file, prefix, hidden_size, num_heads)
     rotary_dim = whole(f"{prefix}.rope.dimension_count", head_dim)
     num_layers = num_computed_layers(file.metadata)
+    windows = _windows(file, architecture, prefix, num_layers)
+    own: Mapping[str, Any] = {}
+    if architecture.own_values is not None:
+        own = architecture.own_values(file, prefix, [kind == SLIDING for kind in windows["layer_types"]])
     inner_names = {found[1] for name in tensors if (found := re.fullmatch(rf"{architecture.layers}\.\d+\.(.+)", name))}
     values: dict[str, Any] = {
         "architectures": [architecture.network],
@@ -70,10 +74,11 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "dtype": _dtype(file),
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
-        "intermediate_size": _intermediate_size(file, prefix),
+        "intermediate_size": own.get("intermediate_size") or _intermediate_size(file, prefix),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": file.metadata.whole_of_all(f"{prefix}.attention.head_count_kv", num_heads),
+        "num_key_value_heads": own.get("num_key_value_heads")
+        or file.metadata.whole_of_all(f"{prefix}.attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "max_position_embeddings": whole(f"{prefix}.context_length"),
         "hidden_act": "silu",
@@ -84,8 +89,9 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         **_named_options(file, architecture, prefix),
         **{flag: name in inner_names for flag, name in architecture.flags.items()},
         **{key: _kinds(file, kinds, num_layers) for key, kinds in architecture.kinds.items()},
-        **_windows(file, architecture, prefix, num_layers),
+        **windows,
         **architecture.values,
+        **own,
     }
     if architecture.has_query_scalar:
         is_of_hidden = num_layers == architecture.scalar_of_hidden

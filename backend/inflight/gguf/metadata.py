@@ -49,6 +49,14 @@ class Metadata:
             raise self._wrong(key, "a whole number", value)
         return value
 
+    def of_layers(self, key: str, num_layers: int) -> tuple[int, ...]:
+        """A whole number for each layer, or one for all."""
+        value = self._find(key, None)
+        values = value if type(value) is tuple else (value,) * num_layers
+        if len(values) != num_layers or not all(type(each) is int for each in values):
+            raise self._wrong(key, f"a whole number, or one for each of {num_layers} layers", value)
+        return values
+
     def number(self, key: str, default: float | None = None) -> float:
         value = self._find(key, default)
         if type(value) not in (int, float) or not math.isfinite(value):

@@ -1,7 +1,7 @@
 """The rotary embedding of a GGUF file as a config.json has it. Scalings that the engine lacks are refused by name.
 
 llama.cpp writes Llama 3's scaling as one factor for each pair of a head's elements, and not the numbers that they were
-computed from. Those that Llama 3 was published with are tried.
+computed from. Those that Llama 3 was published with are tried. Of Gemma 4 such factors say which pairs are rotated.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ LOW, HIGH = 1.0, 4.0
 ORIGINAL_LENGTHS = (8192, 4096, 16384)
 """Context that a model was trained for before scaling: that of Llama 3, and of others with its scaling."""
 TOLERANCE = 1e-4
+ENDLESS = 1e29
+"""What divides a frequency by more rotates nothing: llama.cpp writes 1e30."""
 SUPPORTED_KEYS = (
     "rope.dimension_count",
     "rope.freq_base",
@@ -80,7 +82,7 @@ def _of_all(file: GgufFile, prefix: str, rotary_dim: int) -> dict[str, Any]:
                 f"{file.path}: {prefix}.scaling.type {kind} and the tensor {FACTORS} scale positions twice, which is "
                 "not supported"
             )
-        return {**parameters, **_llama3(file, parameters["rope_theta"], rotary_dim)}
+        return {**parameters, **_by_factors(file, parameters["rope_theta"], rotary_dim)}
     factor = metadata.number(f"{prefix}.scaling.factor", metadata.number(f"{prefix}.scale_linear", 1.0))
     if kind == "yarn":
         return {**parameters, "rope_type": "yarn", "factor": factor, **_yarn(file, prefix, factor)}
@@ -106,7 +108,7 @@ def _yarn(file: GgufFile, prefix: str, factor: float) -> dict[str, Any]:
     }
 
 
-def _llama3(file: GgufFile, theta: float, rotary_dim: int) -> dict[str, Any]:
+def _by_factors(file: GgufFile, theta: float, rotary_dim: int) -> dict[str, Any]:
     info = file.tensors[FACTORS]
     if info.type is not F32 or info.shape != (rotary_dim // 2,):
         raise ConfigurationError(
@@ -114,6 +116,9 @@ def _llama3(file: GgufFile, theta: float, rotary_dim: int) -> dict[str, Any]:
             "numbers of F32 are expected"
         )
     factors = struct.unpack(f"<{rotary_dim // 2}f", file.bytes_of(info))
+    num_rotated = sum(factor == 1.0 for factor in factors)
+    if all(factor == 1.0 if pair < num_rotated else factor > ENDLESS for pair, factor in enumerate(factors)):
+        return {"rope_type": "proportional", "partial_rotary_factor": 2 * num_rotated / rotary_dim}
     largest = max(factors)
     for original in ORIGINAL_LENGTHS:
         expected = _factors(theta, rotary_dim, largest, original)
@@ -126,8 +131,8 @@ def _llama3(file: GgufFile, theta: float, rotary_dim: int) -> dict[str, Any]:
                 "original_max_position_embeddings": original,
             }
     raise ConfigurationError(
-        f"{file.path}: the factors in tensor {FACTORS} are not those of Llama 3's scaling of positions, and others are "
-        "not supported"
+        f"{file.path}: the factors in tensor {FACTORS} are neither those of Llama 3's scaling of positions nor of a "
+        "rotation of some pairs alone, and others are not supported"
     )
 
 

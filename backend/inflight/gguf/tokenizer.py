@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file's metadata as the files of a checkpoint: tokenizer.json and tokenizer_config.json.
 
-Two kinds of vocabularies are read: byte-level BPE, whose merges the file has ("gpt2"), and SentencePiece's BPE, whose
-merges follow from the scores of its pieces ("llama").
+Three kinds of vocabularies are read: byte-level BPE, whose merges the file has ("gpt2"), SentencePiece's BPE, whose
+merges follow from the scores of its pieces ("llama"), and the same with merges ("gemma4").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inflight.gguf.pre_tokenizers import DIVISIONS, Division
 
 REMEDY = "set tokenizer_dir to a folder with the model's tokenizer.json"
 KIND, DIVISION = "tokenizer.ggml.model", "tokenizer.ggml.pre"
-BYTE_LEVEL, SENTENCE_PIECE = "gpt2", "llama"
+BYTE_LEVEL, SENTENCE_PIECE, WITH_MERGES = "gpt2", "llama", "gemma4"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of tokenizer.ggml.token_type."""
 SPACE = "▁"
@@ -38,6 +38,7 @@ ENDS = HARMONY_ENDS | {
     "<EOT>",
     "_<EOT>",
     "<end_of_turn>",
+    "<turn|>",
 }
 """Control tokens that end an answer. Files name one or two, and chats may end with another."""
 TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
@@ -96,11 +97,13 @@ def tokenizer_of(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
         division = _find_division(metadata)
         found = _byte_level(vocabulary, division)
         adds_bos = division.adds_bos
-    elif kind == SENTENCE_PIECE:
-        found, adds_bos = _sentence_piece(vocabulary), True
+    elif kind in (SENTENCE_PIECE, WITH_MERGES):
+        merges = _merges(vocabulary) if kind == SENTENCE_PIECE else _told_merges(vocabulary)
+        found, adds_bos = _sentence_piece(vocabulary, merges, has_prefix=kind == SENTENCE_PIECE), True
     else:
         raise ConfigurationError(
-            f"{metadata.path}: {KIND} {kind!r} is not supported; {BYTE_LEVEL} and {SENTENCE_PIECE} are, or {REMEDY}"
+            f"{metadata.path}: {KIND} {kind!r} is not supported; {BYTE_LEVEL}, {SENTENCE_PIECE} and {WITH_MERGES} are, "
+            f"or {REMEDY}"
         )
     found.add_tokens(list(_added_tokens(vocabulary)))
     _add_template(found, vocabulary, adds_bos)
@@ -135,12 +138,16 @@ def _find_division(metadata: Metadata) -> Division:
     return DIVISIONS[name]
 
 
-def _byte_level(vocabulary: Vocabulary, division: Division) -> tokenizers.Tokenizer:
+def _told_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     merges = [tuple(merge.split(" ")) for merge in vocabulary.metadata.texts("tokenizer.ggml.merges")]
     pairs = [(merge[0], merge[1]) for merge in merges if len(merge) == 2]
     if len(pairs) != len(merges):
         raise ConfigurationError(f"{vocabulary.metadata.path}: tokenizer.ggml.merges are not pairs of tokens")
-    model = _bpe(vocabulary, pairs, ignore_merges=division.keeps_known_words)
+    return pairs
+
+
+def _byte_level(vocabulary: Vocabulary, division: Division) -> tokenizers.Tokenizer:
+    model = _bpe(vocabulary, _told_merges(vocabulary), ignore_merges=division.keeps_known_words)
     found = tokenizers.Tokenizer(model)
     normalizer = division.normalizer()
     if normalizer is not None:
@@ -150,14 +157,13 @@ def _byte_level(vocabulary: Vocabulary, division: Division) -> tokenizers.Tokeni
     return found
 
 
-def _sentence_piece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def _sentence_piece(vocabulary: Vocabulary, merges: list[tuple[str, str]], *, has_prefix: bool) -> tokenizers.Tokenizer:
+    """`has_prefix`: whether a text gets a space in front, where the file does not say it."""
     unknown = vocabulary.special_token("unknown") or next(iter(_of_type(vocabulary, UNKNOWN)), None)
-    found = tokenizers.Tokenizer(
-        _bpe(vocabulary, _merges(vocabulary), unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    found = tokenizers.Tokenizer(_bpe(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", SPACE)
     parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if vocabulary.metadata.flag("tokenizer.ggml.add_space_prefix", True):
+    if vocabulary.metadata.flag("tokenizer.ggml.add_space_prefix", has_prefix):
         found.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
         parts.append(decoders.Strip(" ", 1, 0))
     else:

@@ -244,7 +244,7 @@ def test_an_own_tokenizer_takes_the_place_of_one_that_is_not_known(tmp_path: Pat
         (lambda w: w.add_string("llama.rope.scaling.type", "longrope"), "llama.rope.scaling.type 'longrope' is not"),
         (
             lambda w: w.add_tensor("rope_freqs.weight", np.linspace(1, 9, 8, dtype=np.float32)),
-            "the factors in tensor rope_freqs.weight are not those of Llama 3's scaling",
+            "the factors in tensor rope_freqs.weight are neither those of Llama 3's",
         ),
         (
             lambda w: w.add_tensor("rope_freqs.weight", np.ones(3, np.float32)),
@@ -298,6 +298,28 @@ def test_what_would_be_computed_otherwise_is_refused(
             lambda w: w.tensors[0].pop("blk.1.attn_v_b.weight"),
             "of blk.1.attn_k_b.weight, blk.1.attn_v_b.weight there is no blk.1.attn_v_b.weight",
         ),
+        ("gemma4", lambda w: w.tensors[0].pop("rope_freqs.weight"), "there is no tensor rope_freqs.weight, which says"),
+        ("gemma4", lambda w: w.add_key_length_swa(48), "gemma4.attention.value_length_swa (32) must be the key"),
+        (
+            "gemma4",
+            lambda w: w.add_feed_forward_length([128, 128, 128, 256, 256]),
+            "gemma4.feed_forward_length must be",
+        ),
+        (
+            "gemma4",
+            lambda w: w.add_shared_kv_layers(5),
+            "gemma4.attention.shared_kv_layers (5) must be less than gemma4",
+        ),
+        (
+            "gemma4",
+            lambda w: w.add_head_count_kv([1, 2, 2, 2, 2]),
+            "gemma4.attention.head_count_kv differs between lay",
+        ),
+        (
+            "gemma4",
+            lambda w: w.add_head_count_kv([2, 2]),
+            "gemma4.attention.head_count_kv must be a whole number, or o",
+        ),
         ("lfm2", lambda w: w.add_block_count(4), "layer 3 has none of the tensors shortconv.conv, attn_q"),
     ],
 )
@@ -333,11 +355,11 @@ def test_an_expert_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    writer = GGUFWriter(tmp_path / "x.gguf", "gemma4")
+    writer = GGUFWriter(tmp_path / "x.gguf", "gpt2")
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()
     assert refusal(lambda: make_folder(tmp_path / "x.gguf")) == (
-        f"{tmp_path}/x.gguf: general.architecture 'gemma4' is not supported in GGUF files; these are: "
+        f"{tmp_path}/x.gguf: general.architecture 'gpt2' is not supported in GGUF files; these are: "
         f"{', '.join(ARCHITECTURES)}"
     )

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 from gguf_files import write_tokenizer
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import GemmaTokenizer
 from transformers.integrations.ggml import convert_gguf_tokenizer
 
 from inflight.asking.chat_template import ChatTemplate
@@ -188,16 +189,31 @@ def test_pieces_are_joined_as_transformers_joins_them(has_prefix: bool, tmp_path
     assert type(loaded.byte_tokens).__name__ == "ByteFallback" and loaded.max_bytes_per_token is not None
 
 
+def test_pieces_whose_merges_the_file_has_are_joined_as_those_of_gemma(tmp_path: Path) -> None:
+    state = json.loads(pieces().to_str())["model"]
+    merges = [tuple(merge) for merge in state["merges"]]
+    expected = GemmaTokenizer(vocab=state["vocab"], merges=merges, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    path = tmp_path / "x.gguf"
+    write_tokenizer(path, pieces(), "gemma4", bos_token_id=1, eos_token_id=2, unknown_token_id=0)
+    found = read(path)
+    for text in TEXTS:
+        tokens = found.encode(text).ids
+        assert tokens == [1, *expected.encode(text, add_special_tokens=False)]
+        assert found.decode(tokens) == text
+
+
 # -- what ends an answer, and what is refused --------------------------------------------------------------------------
 
 
 def test_tokens_that_end_an_answer_are_those_that_the_file_names_and_those_of_turns(tmp_path: Path) -> None:
     tokenizer = original("gpt-2")
-    tokenizer.add_special_tokens(["<|im_end|>", "<end_of_turn>", "<|return|>", "<|other|>"])
+    tokenizer.add_special_tokens(["<|im_end|>", "<end_of_turn>", "<turn|>", "<|return|>", "<|other|>"])
     tokenizer.add_tokens(["<|eot_id|>"])  # a word, that a text may hold
     path = tmp_path / "x.gguf"
     write_tokenizer(path, tokenizer, "gpt2", "gpt-2", eos_token_id=5, eot_token_id=9)
-    ends = {tokenizer.token_to_id(token) for token in ("<|im_end|>", "<end_of_turn>", "<|return|>", "<|end|>")}
+    ends = {
+        tokenizer.token_to_id(token) for token in ("<|im_end|>", "<end_of_turn>", "<turn|>", "<|return|>", "<|end|>")
+    }
     assert Vocabulary.of(GgufFile(path).metadata).end_ids == sorted({5, 9} | ends)
 
 
@@ -230,7 +246,7 @@ def test_a_beginning_is_added_where_the_model_learned_one(tmp_path: Path) -> Non
     [
         ("gpt2", "unheard-of", {}, "tokenizer.ggml.pre 'unheard-of' is not known, so that texts may be given other"),
         ("gpt2", None, {}, "the metadata has no tokenizer.ggml.pre, so that texts may be given other"),
-        ("t5", "default", {}, "tokenizer.ggml.model 't5' is not supported; gpt2 and llama are, or set tokenizer_dir"),
+        ("t5", "default", {}, "tokenizer.ggml.model 't5' is not supported; gpt2, llama and gemma4 are, or set"),
         ("gpt2", "llama-bpe", {"bos_token_id": 9999}, "tokenizer.ggml.bos_token_id 9999 is not one of"),
     ],
 )

@@ -7,6 +7,7 @@ Run: pytest ci/unit/models/test_gguf_weights.py
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from quantized_runs import distance, run
 from safetensors.torch import load_file
 from tiny_checkpoints import make_prompt
 
+from inflight.errors import ConfigurationError
 from inflight.gguf.file import GgufFile
 from inflight.gguf.folder import make_folder
 from inflight.gguf.tensor_types import F16 as F16_TYPE
@@ -93,7 +95,7 @@ def test_so_they_multiply_those_of_k_quants(name: str, kind: GGMLQuantizationTyp
 @pytest.mark.parametrize(
     "name",
     [
-        *("gemma3", "gpt-oss", "glm4-moe", "granite-moe", "qwen2-moe", "cohere2"),
+        *("gemma3", "gemma4", "gemma4-experts", "gpt-oss", "glm4-moe", "granite-moe", "qwen2-moe", "cohere2"),
         *("qwen3_5", "qwen3-next", "deepseek-v3", "lfm2-moe", "granite-hybrid-moe", "nemotron-3", "falcon-h1"),
     ],
 )
@@ -126,6 +128,67 @@ def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None
         writer.add_tensor("blk.3.attn_norm.weight", np.ones(64, np.float32))
 
     assert_equal_results(write_model(tmp_path, "glm4-moe", F32, with_another_layer))
+
+
+def test_keys_of_layers_that_use_those_of_others_are_not_read(tmp_path: Path) -> None:
+    """Published checkpoints of Gemma 4 have them, and so have files."""
+
+    def with_keys(writer: GGUFWriter) -> None:
+        for name, shape in (("attn_k", (128, 64)), ("attn_v", (128, 64)), ("attn_k_norm", (64,))):
+            writer.add_tensor(f"blk.4.{name}.weight", np.ones(shape, np.float32))
+
+    assert_equal_results(write_model(tmp_path, "gemma4", F32, with_keys))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape", "sentence"),
+    [
+        ("qwen3_5", "blk.0.ssm_a", None, "the checkpoint has no tensor model.layers.0.linear_attn.A_log"),
+        (
+            "qwen3_5",
+            "blk.0.ssm_norm.weight",
+            (31,),
+            "linear_attn.norm.weight has shape [31], config.json asks for [32]",
+        ),
+        ("qwen3_5", "blk.0.ssm_dt.bias", (5,), "the 5 rows of blk.0.ssm_dt.bias are not the 6 that its metadata say"),
+        ("granite-hybrid", "blk.0.ssm_d", (3, 1), "model.layers.0.mamba.D has shape [3], config.json asks for [4]"),
+        ("granite-hybrid", "blk.2.ssm_conv1d.bias", None, "has no tensor model.layers.2.mamba.conv1d.bias"),
+        (
+            "nemotron-h",
+            "blk.0.ssm_conv1d.weight",
+            (191, 4),
+            "conv1d.weight has shape [191, 1, 4], config.json asks for",
+        ),
+        ("nemotron-h", "blk.3.ssm_dt.bias", None, "has no tensor backbone.layers.3.mixer.dt_bias"),
+        ("falcon-h1", "blk.1.ssm_a", (5, 1), "model.layers.1.mamba.A_log has shape [5], config.json asks for [4]"),
+        ("lfm2", "blk.0.shortconv.conv.weight", (63, 3), "conv.conv.weight has shape [63, 1, 3], config.json asks for"),
+        ("lfm2", "blk.2.shortconv.in_proj.weight", None, "has no tensor model.layers.2.conv.in_proj.weight"),
+        ("gemma4", "blk.0.layer_output_scale.weight", None, "has no tensor model.layers.0.layer_scalar"),
+        ("gemma4", "per_layer_model_proj.weight", (9, 64), "per_layer_model_projection.weight has shape [9, 64]"),
+    ],
+)
+def test_tensors_that_are_missing_or_have_other_shapes_are_named(
+    name: str, tensor: str, shape: tuple[int, ...] | None, sentence: str, tmp_path: Path
+) -> None:
+    def damage(writer: GGUFWriter) -> None:
+        writer.tensors[0].pop(tensor)
+        if shape is not None:
+            writer.add_tensor(tensor, np.ones(shape, np.float32))
+
+    model = write_model(tmp_path, name, F32, damage)
+    with pytest.raises(ConfigurationError, match=re.escape(sentence)) as caught:
+        run(make_folder(model.file), PROMPTS[:1], dtype="float32")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "nemotron-h", "lfm2", "gemma4"])
+def test_a_file_that_ends_early_is_refused(name: str, tmp_path: Path) -> None:
+    file = write_model(tmp_path, name, F32).file
+    whole = file.read_bytes()
+    for length in (len(whole) - 4, len(whole) // 2, 100):
+        file.write_bytes(whole[:length])
+        with pytest.raises(ConfigurationError, match="download it again"):
+            make_folder(file)
 
 
 def test_the_gate_of_a_shared_expert_may_be_a_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
