@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from coded_checkpoints import SHAPE, write_coded_checkpoint
 from compiled_network import INSTRUCTIONS, Network, Step, config_of, force_in, needs_compiler
 from gguf import GGMLQuantizationType
 from gguf_files import Q8_0, write_model
@@ -21,6 +22,7 @@ from random_decoders import HEADS, random_decoder
 from thread_ranks import ThreadRanks
 from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint, write_checkpoint
 from torch import Tensor
+from transformers import Qwen2Config
 
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
@@ -218,6 +220,18 @@ def test_experts_of_gguf_files_on_ranks(
     for step in (STEPS["decodes"], STEPS["prompt"]):
         expected = whole.logits(step)
         assert (parts.logits(step) - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_codes_whose_groups_are_no_neighbours_on_ranks(ranks: ThreadRanks, tmp_path: Path) -> None:
+    """Products of all inputs have codes, and those of a rank's share of them floats."""
+    config = Qwen2Config(**SHAPE | {"max_position_embeddings": 512})
+    checkpoint = write_coded_checkpoint(tmp_path, "gptq-4-reordered", config)
+    parts, whole = Parts(checkpoint, "true", "float32", ranks), Parts(checkpoint, "false", "float32")
+    assert all(isinstance(part.decoder, CompiledNetwork) for part in parts.of_ranks)
+    for step in STEPS.values():
+        slots = [row % 3 - 1 for row in range(len(step.decodes) + sum(count for _, count in step.prefills))]
+        expected = whole.logits(step, slots=slots)
+        assert (parts.logits(step, slots=slots) - expected).norm() < 1e-5 * expected.norm()
 
 
 def test_adapters(compiled: Parts, in_torch: Parts, exact: Parts) -> None:
