@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(GreenRuns(config, HERE.parent))
 
 
+@cache
 def folder_of(path: Path) -> str:
     """`unit/<room>`, or the folder of `ci` that a test file is in."""
     parts = path.resolve().relative_to(HERE).parts[:-1]

@@ -6,6 +6,8 @@ therefore done here in terms of other operations.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,7 +22,6 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fake_cuda.device import CUDA, FakeDevice
 from fake_cuda.trace import OPERATION, is_one_view, is_view
@@ -40,13 +41,12 @@ class Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "aten" and func._can_decompose():  # seen whole in inference mode
+        if _is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         told = kwargs.get("device")
         is_for_device = told is not None and torch.device(told).type == "cuda"
-        has_fakes = any(isinstance(each, FakeTensor) for each in tensors)
+        has_fakes = any(isinstance(each, FakeTensor) for each in _tensors((args, kwargs)))
         if not has_fakes and not is_for_device:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
@@ -63,7 +63,7 @@ class Operations(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException):
             self._device.forbid_waiting(f"{name}, whose result depends on values,")
             raise
-        for each in tree_leaves(made):
+        for each in _tensors(made):
             if isinstance(each, FakeTensor):
                 self._device.storages.number(each)
         if not _launches_nothing(func, name, made):
@@ -101,7 +101,25 @@ class Operations(TorchDispatchMode):
 def _launches_nothing(func: Any, name: str, made: Any) -> bool:
     if is_view(func) or name.startswith(("empty", "new_empty", "_unsafe_view")):
         return True
-    return all(each.numel() == 0 for each in tree_leaves(made) if isinstance(each, Tensor))
+    return all(each.numel() == 0 for each in _tensors(made))
+
+
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether torch has it only in terms of other operations; in inference mode it is seen whole."""
+    return bool(func.namespace == "aten" and func._can_decompose())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Those of an operation's arguments or results: torch's own walk over trees takes longer than the operation."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors(each)
 
 
 class Functions(TorchFunctionMode):
