@@ -6,6 +6,7 @@ Sizes are found by the names that configurations have for them; what a class nee
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from model_driver import Driver, Work
 from tiny_checkpoints import SIZES, write_checkpoint
 from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers_ranks import Case, serve
 from transformers_runner import NUM_TOKENS, load
 
 from inflight.errors import ConfigurationError
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
+from inflight.models.transformers_plan import NotSplit, check_plan
 from inflight.models.transformers_refusals import REFUSED
 
 LENGTHS = (5, 21)
@@ -186,3 +189,26 @@ def tried(model_type: str, folder: Path) -> str:
         return TOGETHER if isinstance(runner._computation.decoder, TransformersDecoder) else ONE_BY_ONE
     finally:
         runner.close()
+
+
+def against_ranks(model_type: str) -> str:
+    """Why its configuration alone keeps it from being split over two ranks; empty if it does not."""
+    try:
+        check_plan(MODEL_TYPES[model_type], tiny_config(model_type), 2)
+    except NotSplit as reason:
+        return str(reason)
+    return ""
+
+
+def try_on_ranks(model_types: Sequence[str], folder: Path) -> None:
+    """Raises AssertionError where two ranks give other tokens than transformers' `generate`."""
+    cases, expected = [], []
+    for model_type in model_types:
+        checkpoint = write_checkpoint(folder / model_type, tiny_config(model_type), 1)
+        prompts = [checkpoint.prompt(length, NUM_TOKENS) for length in LENGTHS]
+        works = [Work(prompt=prompt, max_tokens=NUM_TOKENS, chunk=7) for prompt, _ in prompts]
+        cases.append(Case(folder=checkpoint.folder, works=works))
+        expected.append([tokens for _, tokens in prompts])
+    for answers in serve(cases):
+        for model_type, answer, tokens in zip(model_types, answers, expected, strict=True):
+            assert [work.output for work in answer.works] == tokens, model_type

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from tiny_checkpoints import TinyCheckpoint
 from torch import Tensor
 
-from inflight.lora import LoraConfig
+from inflight.lora import AdapterModule, AdapterPart, LoraConfig
 
 MODULE_IDS = {
     "qkv_proj": 0,
@@ -108,6 +108,14 @@ class RandomAdapter:
         for target, row in zip(weights, rows, strict=True):
             target[: len(row)] = row
         return weights, np.array(config, np.int32)
+
+    def part(self, uid: int) -> AdapterPart:
+        """As the leader sends it to the ranks."""
+        modules = [
+            AdapterModule(name, self.rank, self.scale, "float32", a.numpy().tobytes(), b.numpy().tobytes())
+            for name, (a, b) in self.matrices.items()
+        ]
+        return AdapterPart(uid=uid, modules=modules)
 
     @contextmanager
     def merged(self, checkpoint: TinyCheckpoint) -> Iterator[TinyCheckpoint]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from ci.kernels.recorded_runners import graphs_on_cpu, load_greedy, run_two_rows, tiny_checkpoint, without_graphs
 from inflight.distributed.rank_group import SingleRank
 from inflight.layers.lora import LoraSlots
-from inflight.lora import AdapterModule, AdapterOrders, AdapterPart
+from inflight.lora import AdapterOrders, AdapterPart
 from inflight.runtime.model_runner import ModelRunner
 from inflight.runtime.staging import InputBuffer
 from inflight.scheduler_output import NO_SLOT
@@ -46,12 +46,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelRunner]:
 
 
 def part(checkpoint: TinyCheckpoint, uid: int) -> AdapterPart:
-    adapter = RandomAdapter.of(checkpoint, seed=uid, rank=4 * uid)
-    modules = [
-        AdapterModule(name, adapter.rank, adapter.scale, "float32", a.numpy().tobytes(), b.numpy().tobytes())
-        for name, (a, b) in adapter.matrices.items()
-    ]
-    return AdapterPart(uid=uid, modules=modules)
+    return RandomAdapter.of(checkpoint, seed=uid, rank=4 * uid).part(uid)
 
 
 def run(runner: ModelRunner) -> list[list[int]]:

@@ -29,6 +29,7 @@ from inflight.models.network import Network
 from inflight.models.pipeline_stage import layers_of_stage
 from inflight.models.shared_weights import SharedWeights
 from inflight.models.transformers_config import TransformersConfig
+from inflight.models.transformers_plan import NotSplit, check_plan
 from inflight.models.weights import WeightLoader
 from inflight_kernels import Code, Inputs
 
@@ -75,12 +76,19 @@ def _quantized_on_load(config: EngineConfig, model: Config) -> Config:
 
 def _through_transformers(config: EngineConfig, reason: str) -> TransformersConfig:
     model = TransformersConfig.load(config.gpt_model_path)
-    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(config, key) > 1:
+    if config.pipeline_parallel_size > 1:
+        raise ConfigurationError(
+            f"pipeline_parallel_size is {config.pipeline_parallel_size}, but transformers' modelling code computes "
+            f"{model.architecture} ({reason}), which runs in one stage only; set pipeline_parallel_size to 1"
+        )
+    if config.tensor_parallel_size > 1:
+        try:
+            check_plan(model.architecture, model.hf_config, config.tensor_parallel_size)
+        except NotSplit as why:
             raise ConfigurationError(
-                f"{key} is {getattr(config, key)}, but transformers' modelling code computes "
-                f"{model.architecture} ({reason}), which runs on one rank only; set {key} to 1"
-            )
+                f"tensor_parallel_size is {config.tensor_parallel_size}, but transformers' modelling code computes "
+                f"{model.architecture} ({reason}): {why}; set tensor_parallel_size to 1"
+            ) from None
     if config.deterministic:
         raise ConfigurationError(
             f"deterministic is true, but transformers' modelling code computes {model.architecture} ({reason}), whose "
@@ -163,4 +171,5 @@ def _load(
         inputs=inputs,
         order=order_of_products(config, dtype, device),
         adapters=adapters,
+        group=groups.tensor,
     )

@@ -3,7 +3,7 @@ format, and C++ computes them where it multiplies that. Which experts compute a 
 says. Knows no architecture.
 
 Legend: T tokens, D what an expert reads and writes, E experts, I intermediate size of an expert, C = 2 I, or I without
-gates, K experts of each token.
+gates, K experts of each token. Of several ranks each has some of I of every expert.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import inflight_kernels
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight_kernels import Activation
 from inflight_kernels.cpu import Batch, Choices, Program
 from inflight_kernels.moe import ExpertWeights
@@ -49,12 +50,13 @@ class ReplacedExperts(nn.Module):
     Until `settle` it computes nothing: while a network is inspected, it notes how it is used and gives zeros.
     """
 
-    def __init__(self, num_experts: int, size: int, dtype: torch.dtype) -> None:
+    def __init__(self, num_experts: int, size: int, dtype: torch.dtype, group: TensorParallelGroup) -> None:
+        """`group`: of the ranks that have the rest of I."""
         super().__init__()
         self.num_experts, self.size = num_experts, size
         self.num_chosen = 0
         """Experts of each token, once it has been called."""
-        self._dtype = dtype
+        self._dtype, self._group = dtype, group
         self._stored: StoredExperts | None = None
         self._compute: Callable[[Tensor, Choices], Tensor] | None = None
 
@@ -79,7 +81,7 @@ class ReplacedExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """(T, D), whole numbers (T, K) and floats (T, K) to (T, D). A token's weights are taken as float32, and the sum
-        over its experts is rounded once."""
+        over its experts is rounded once, of each rank's part. Collective if they are split."""
         if hidden_states.dtype != self._dtype or hidden_states.shape[1:] != (self.size,):
             found = f"{tuple(hidden_states.shape)} of {hidden_states.dtype}"
             raise ValueError(f"experts for {self.size} features of {self._dtype} got {found}")
@@ -92,4 +94,4 @@ class ReplacedExperts(nn.Module):
         if not len(hidden_states):
             return torch.empty_like(hidden_states)
         choices = Choices(top_k_weights.float().contiguous(), top_k_index.int().contiguous())
-        return self._compute(hidden_states.contiguous(), choices)
+        return self._group.all_reduce(self._compute(hidden_states.contiguous(), choices))

@@ -1,7 +1,7 @@
 """A linear layer of a network of transformers whose product is one of this engine's: its weight has any format, runs in
 C++ where that multiplies it, and takes low-rank adapters. Knows no architecture.
 
-Legend: T tokens, I input features, O output features.
+Legend: T tokens, I input features, O output features, both of a rank.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from inflight.layers.weight import (
     Int4Groups,
     Weight,
 )
+from inflight.models.transformers_plan import Share, Split
 from inflight.models.transformers_step import current_step
 
 
 class ReplacedLinear(nn.Module):
-    """In the place of an nn.Linear, or of transformers' Conv1D.
+    """In the place of an nn.Linear, or of transformers' Conv1D: this rank's part of it.
 
     Until `settle` it computes nothing: while a network is inspected, it notes how it is used and gives zeros.
     """
@@ -33,8 +34,7 @@ class ReplacedLinear(nn.Module):
 
     def __init__(
         self,
-        num_inputs: int,
-        num_outputs: int,
+        share: Share,
         bias_O: nn.Parameter | None,
         dtype: torch.dtype,
         device: torch.device,
@@ -43,7 +43,8 @@ class ReplacedLinear(nn.Module):
     ) -> None:
         """`is_transposed`: whether who reads the weight expects (I, O). `device`: of the activations."""
         super().__init__()
-        self.in_features, self.out_features = num_inputs, num_outputs
+        self.share = share
+        self.in_features, self.out_features = len(share.inputs), len(share.outputs)
         self.bias = bias_O
         self.lora: LoraSlots | None = None
         self.rows_seen: set[int] = set()
@@ -98,19 +99,27 @@ class ReplacedLinear(nn.Module):
         return values_OI.T if self._is_transposed else values_OI
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, I) to (…, O), of one dtype."""
-        if x.dtype != self._dtype or x.shape[-1] != self.in_features:
-            raise ValueError(f"a layer for {self.in_features} features of {self._dtype} got {x.shape} of {x.dtype}")
-        x_TI, shape = x.reshape(-1, self.in_features), (*x.shape[:-1], self.out_features)
+        """(…, inputs given) to (…, outputs returned), of one dtype: see Share. Collective if it is split."""
+        share = self.share
+        if x.dtype != self._dtype or x.shape[-1] != share.num_given:
+            raise ValueError(f"a layer for {share.num_given} features of {self._dtype} got {x.shape} of {x.dtype}")
+        x_TI, shape = x.reshape(-1, share.num_given), (*x.shape[:-1], share.num_returned)
         if self._product is None:
             self.rows_seen.add(len(x_TI))
             return x.new_zeros(shape)
         if not len(x_TI):
             return x.new_empty(shape)
+        if share.split is Split.INPUTS_OF_ALL:
+            x_TI = x_TI[:, share.inputs.start : share.inputs.stop]
         x_TI = x_TI.contiguous()
         y_TO = self._product(x_TI)
         if self.lora is not None and (step := current_step()) is not None:
             y_TO = self.lora.add(y_TO, x_TI, step.metadata)
+        match share.split:
+            case Split.GATHERED_OUTPUTS:
+                y_TO = share.group.all_gather(y_TO)[:, : share.num_outputs]
+            case Split.INPUTS | Split.INPUTS_OF_ALL:
+                y_TO = share.group.all_reduce(y_TO)
         return y_TO.reshape(shape)
 
 

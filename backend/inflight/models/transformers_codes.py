@@ -4,7 +4,6 @@ linear layers, and of experts that this engine computes. They get no memory for 
 
 from __future__ import annotations
 
-import copy
 import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +28,8 @@ from inflight.models.replaced_experts import ReplacedExperts, StoredExperts
 from inflight.models.replaced_linear import ReplacedLinear
 from inflight.models.transformers_experts import ExpertKind, find_experts, replace_with
 from inflight.models.transformers_linears import expert_counts, linear_layers, replace_linear, sizes_of
+from inflight.models.transformers_plan import ExpertShare, Share
+from inflight.models.transformers_split import NetworkSplit
 from inflight_kernels import Inputs
 from inflight_kernels.cpu import STEP
 
@@ -44,6 +45,7 @@ class CodedLayer:
 
     block: Block
     weight_format: CodedFormat
+    share: Share
     is_head: bool
 
 
@@ -52,6 +54,8 @@ class ExpertParts:
     """The layers of the checkpoint that are the weights of a module of experts."""
 
     kind: ExpertKind
+    share: ExpertShare | None
+    """None = all of them."""
     layers: dict[tuple[str, int, int], str] = field(default_factory=dict)
     """By the module's parameter, expert, and place among the parts that this is made of."""
 
@@ -64,13 +68,16 @@ class ExpertParts:
     def blocks(self) -> list[list[list[Block]]]:
         """Of gate and up, and of down: those of each expert."""
         kind, experts = self.kind, range(self.kind.num_experts)
+        outer, inner = range(kind.size), range(kind.inner_size) if self.share is None else self.share.inner
+        sizes = {"num_outputs": kind.inner_size, "num_inputs": kind.size}
 
-        def of(name: str, num_parts: int, num_outputs: int, num_inputs: int) -> list[list[Block]]:
+        def of(name: str, num_parts: int, **place: Any) -> list[list[Block]]:
             names = [[self.layers[name, expert, part] for part in range(num_parts)] for expert in experts]
-            return [[_block(each, num_outputs, num_inputs) for each in of_one] for of_one in names]
+            return [[Block(name=each, **place) for each in of_one] for of_one in names]
 
-        first = of(kind.first, kind.num_first, kind.inner_size, kind.size)
-        return [first, of("down_proj", 1, kind.size, kind.inner_size)]
+        first = of(kind.first, kind.num_first, **sizes, outputs=inner, inputs=outer)
+        sizes = {"num_outputs": kind.size, "num_inputs": kind.inner_size}
+        return [first, of("down_proj", 1, **sizes, outputs=outer, inputs=inner)]
 
 
 class CodedLayers:
@@ -78,43 +85,43 @@ class CodedLayers:
 
     def __init__(
         self,
-        network_class: Any,
-        hf_config: Any,
+        outline: Any,
         checkpoint: Checkpoint,
         weight_format: CodedFormat,
+        split: NetworkSplit,
         *,
         keeps_codes: bool,
     ) -> None:
-        """`keeps_codes`: whether C++ multiplies codes. If not, experts of floats stay so."""
+        """`outline`: the network, without memory for its weights. `keeps_codes`: whether C++ multiplies codes. If not,
+        experts of floats stay so."""
         self._checkpoint, self._weight_format = checkpoint, weight_format
         self._names: set[str] = set()
         """Tensors of the checkpoint that are not what a network's own loading code expects."""
         self._floats: dict[str, FloatsOfCodes] = {}
         self.of_modules: dict[str, CodedLayer] = {}
         self.of_experts: dict[str, ExpertParts] = {}
-        with torch.device("meta"):
-            outline = network_class(copy.deepcopy(hf_config))
         modules = linear_layers(outline)
         head = outline.get_output_embeddings()
         is_made = isinstance(weight_format, OnLoadFormat)
-        routers, source = expert_counts(hf_config), _Sources(outline)
-        experts = {} if is_made and not keeps_codes else _joined_experts(outline)
+        routers, source = expert_counts(outline.config), _Sources(outline)
+        experts = {} if is_made and not keeps_codes else _joined_experts(outline, split)
         for layer in weight_format.layers(checkpoint):
             origin = source.of(layer)
             if (parts := experts.get(origin.module)) is not None and origin.part >= 0:
                 parts.layers[origin.parameter, origin.expert, origin.part] = layer
                 continue
             module = modules.get(origin.module) if origin.parameter == "weight" and origin.part < 0 else None
-            if module is None or (is_made and (sizes_of(module)[1] in routers or sizes_of(module)[0] % STEP)):
+            share = None if module is None else split.linears.get(origin.module) or Share.whole(*sizes_of(module))
+            is_float = is_made and share is not None and (share.num_outputs in routers or len(share.inputs) % STEP > 0)
+            if share is None or share.is_padded or is_float:
                 if not is_made:
                     self._add_floats(layer, weight_format)
                 continue
-            num_inputs, num_outputs = sizes_of(module)
             own_format: CodedFormat = weight_format
             if isinstance(weight_format, OnLoadFormat) and module is head:
                 own_format = replace(weight_format, code=HEAD_CODES.get(weight_format.code, weight_format.code))
-            block = _block(layer, num_outputs, num_inputs, transposed=is_made and isinstance(module, Conv1D))
-            self.of_modules[origin.module] = CodedLayer(block, own_format, module is head)
+            block = _block(layer, share, transposed=is_made and isinstance(module, Conv1D))
+            self.of_modules[origin.module] = CodedLayer(block, own_format, share, module is head)
             self._names |= _tensors_of(checkpoint, layer)
         for name, parts in experts.items():
             if parts.is_complete and not (is_made and parts.kind.size % STEP):
@@ -125,7 +132,8 @@ class CodedLayers:
                     self._add_floats(layer, weight_format)
 
     def _add_floats(self, layer: str, weight_format: CodedFormat) -> None:
-        block = _block(layer, *weight_format.shape_of_layer(self._checkpoint, layer))
+        num_outputs, num_inputs = weight_format.shape_of_layer(self._checkpoint, layer)
+        block = _block(layer, Share.whole(num_inputs, num_outputs))
         self._names |= _tensors_of(self._checkpoint, layer)
         self._floats[f"{layer}.weight"] = FloatsOfCodes(self._checkpoint, weight_format, block)
 
@@ -146,10 +154,10 @@ class CodedLayers:
 
         def init(network: Any, *arguments: Any, **options: Any) -> None:
             network_class.__init__(network, *arguments, **options)
-            for name in layers:
-                replace_linear(network, name, network.get_submodule(name), dtype, device)
+            for name, layer in layers.items():
+                replace_linear(network, name, network.get_submodule(name), dtype, device, layer.share)
             for name, parts in experts.items():
-                replace_with(network, name, parts.kind, dtype)
+                replace_with(network, name, parts.kind, dtype, parts.share)
 
         # transformers finds a class's ways of loading by its name.
         own = {"__init__": init, "__module__": network_class.__module__}
@@ -162,7 +170,7 @@ class CodedLayers:
             assert isinstance(module, ReplacedLinear)
             own = replace(target, inputs=Inputs.KEPT) if layer.is_head else target
             # C++ reads inputs in steps.
-            own = replace(own, keeps_codes=target.keeps_codes and layer.block.num_inputs % STEP == 0)
+            own = replace(own, keeps_codes=target.keeps_codes and len(layer.block.inputs) % STEP == 0)
             module.put(layer.weight_format.read(self._checkpoint, [layer.block], own))
         num_floats = 0
         for name, parts in self.of_experts.items():
@@ -232,19 +240,19 @@ class _Sources:
         return _Origin(module, parameter, int(numbers[-1]), converter.source_patterns.index(pattern))
 
 
-def _joined_experts(outline: Any) -> dict[str, ExpertParts]:
+def _joined_experts(outline: Any, split: NetworkSplit) -> dict[str, ExpertParts]:
     """Of the modules whose parameters transformers joins without changing them otherwise, still without layers."""
-    return {name: ExpertParts(kind) for name, kind in find_experts(outline).items() if kind.is_plain}
+    found = find_experts(outline).items()
+    return {name: ExpertParts(kind, split.experts.get(name)) for name, kind in found if kind.is_plain}
 
 
-def _block(layer: str, num_outputs: int, num_inputs: int, *, transposed: bool = False) -> Block:
-    """The whole of it."""
+def _block(layer: str, share: Share, *, transposed: bool = False) -> Block:
     return Block(
         name=layer,
-        num_outputs=num_outputs,
-        num_inputs=num_inputs,
-        outputs=range(num_outputs),
-        inputs=range(num_inputs),
+        num_outputs=share.num_outputs,
+        num_inputs=share.num_inputs,
+        outputs=share.outputs,
+        inputs=share.inputs,
         transposed=transposed,
     )
 

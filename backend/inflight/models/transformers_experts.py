@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.models.formats.format import Target
 from inflight.models.formats.on_load import OnLoadFormat, quantize_into
 from inflight.models.replaced_experts import ReplacedExperts, StoredExperts
 from inflight.models.transformers_linears import expert_counts, kept_in_float32
+from inflight.models.transformers_plan import ExpertShare
 from inflight_kernels import Activation, CodedWeight, cpu
 from inflight_kernels.cpu import STEP, Choices, Program, Recording, Unsupported, WeightPacker, Workspace
 from inflight_kernels.moe import ExpertWeights
@@ -153,19 +155,25 @@ def _computes(module: Any, kind: ExpertKind) -> bool:
 
 
 def replace_experts(
-    network: Any, dtype: torch.dtype, weight_format: OnLoadFormat | None, target: Target
+    network: Any,
+    dtype: torch.dtype,
+    weight_format: OnLoadFormat | None,
+    target: Target,
+    shares: Mapping[str, ExpertShare],
 ) -> list[ReplacedExperts]:
     """Put ReplacedExperts in the place of the loaded ones of floats of `dtype`; all of a network. `weight_format`: what
-    they become; None = they stay floats."""
+    they become; None = they stay floats. `shares`: see NetworkSplit."""
     for name, kind in find_experts(network).items():
         module = network.get_submodule(name)
         if module.down_proj.dtype != dtype:
             continue
-        experts = replace_with(network, name, kind, dtype)
+        share = shares.get(name)
+        experts = replace_with(network, name, kind, dtype, share)
         parameters = {parameter: values.data for parameter, values in module.named_parameters(recurse=False)}
         stored = kind.stored(parameters)
         if weight_format is not None and kind.size % STEP == 0:
-            stored = _quantized(stored, name, kind, weight_format, target)
+            part = "" if share is None else f".{share.group.rank}/{share.group.size}"
+            stored = _quantized(stored, f"{name}{part}", kind, weight_format, target)
         experts.put(stored)
     others = _other_experts(network)
     if others:
@@ -174,9 +182,12 @@ def replace_experts(
     return [module for module in network.modules() if isinstance(module, ReplacedExperts)]
 
 
-def replace_with(network: Any, name: str, kind: ExpertKind, dtype: torch.dtype) -> ReplacedExperts:
-    """Experts without weights, in the place of the module of that name."""
-    experts = ReplacedExperts(kind.num_experts, kind.size, dtype)
+def replace_with(
+    network: Any, name: str, kind: ExpertKind, dtype: torch.dtype, share: ExpertShare | None
+) -> ReplacedExperts:
+    """Experts without weights, in the place of the module of that name. `share`: None = all of them."""
+    group = TensorParallelGroup() if share is None else share.group
+    experts = ReplacedExperts(kind.num_experts, kind.size, dtype, group)
     network.set_submodule(name, experts)
     return experts
 

@@ -28,6 +28,7 @@ from inflight.models.adapter_places import (
     AdapterPlaces,
 )
 from inflight.models.replaced_linear import ReplacedLinear
+from inflight.models.transformers_plan import Share
 from inflight_kernels import cpu
 from inflight_kernels.cpu import STEP, Program, Recording, Unsupported, WeightPacker, Workspace
 
@@ -49,14 +50,19 @@ MODULE_NUMBERS = {
 """TensorRT-LLM's, by the name that most classes have for a layer."""
 
 
-def replace_linears(network: Any, dtype: torch.dtype, device: torch.device) -> dict[str, ReplacedLinear]:
-    """Put ReplacedLinears in the place of the loaded layers of floats of `dtype`; all of a network by their names."""
+def replace_linears(
+    network: Any, dtype: torch.dtype, device: torch.device, shares: Mapping[str, Share]
+) -> dict[str, ReplacedLinear]:
+    """Put ReplacedLinears in the place of the loaded layers of floats of `dtype`; all of a network by their names.
+    `shares`: see NetworkSplit."""
     for name, module in linear_layers(network, with_tied=True).items():
         values = module.weight.data
         if values.dtype == dtype:
-            replaced = replace_linear(network, name, module, dtype, device)
+            replaced = replace_linear(network, name, module, dtype, device, shares.get(name))
             replaced.put(DenseWeight(values.T.contiguous() if isinstance(module, Conv1D) else values.contiguous()))
-    return {name: module for name, module in network.named_modules() if isinstance(module, ReplacedLinear)}
+    replaced_layers = {name: module for name, module in network.named_modules() if isinstance(module, ReplacedLinear)}
+    assert replaced_layers.keys() >= shares.keys(), "a layer that is split and has another type"
+    return replaced_layers
 
 
 def place_adapters(network: Any, layers: Mapping[str, ReplacedLinear], num_tokens: int, places: AdapterPlaces) -> None:
@@ -66,12 +72,12 @@ def place_adapters(network: Any, layers: Mapping[str, ReplacedLinear], num_token
     for name, layer in layers.items():
         if layer is head or layer.rows_seen != {num_tokens} or "experts" in name.split("."):
             continue
-        layer.lora = LoraSlots(layer.in_features, (layer.out_features,))
+        layer.lora, share = LoraSlots(layer.in_features, (layer.out_features,)), layer.share
         place = AdapterPlace(
-            num_inputs=layer.in_features,
-            num_outputs=layer.out_features,
-            inputs=range(layer.in_features),
-            outputs=(range(layer.out_features),),
+            num_inputs=share.num_inputs,
+            num_outputs=share.num_outputs,
+            inputs=share.inputs,
+            outputs=(share.outputs,),
             slots=layer.lora,
             index=0,
         )
@@ -143,7 +149,11 @@ def sizes_of(module: Any) -> tuple[int, int]:
     return (module.nx, module.nf) if isinstance(module, Conv1D) else (module.in_features, module.out_features)
 
 
-def replace_linear(network: Any, name: str, module: Any, dtype: torch.dtype, device: torch.device) -> ReplacedLinear:
-    replaced = ReplacedLinear(*sizes_of(module), module.bias, dtype, device, is_transposed=isinstance(module, Conv1D))
+def replace_linear(
+    network: Any, name: str, module: Any, dtype: torch.dtype, device: torch.device, share: Share | None
+) -> ReplacedLinear:
+    """`share`: None = all of it."""
+    share = share or Share.whole(*sizes_of(module))
+    replaced = ReplacedLinear(share, module.bias, dtype, device, is_transposed=isinstance(module, Conv1D))
     network.set_submodule(name, replaced)
     return replaced

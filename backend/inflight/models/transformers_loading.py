@@ -5,6 +5,7 @@ Does not know how a network is run.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.log_progress import ByteProgress
 from inflight.models.adapter_places import AdapterPlaces
@@ -31,7 +33,9 @@ from inflight.models.transformers_decoder import TransformersDecoder
 from inflight.models.transformers_experts import replace_experts, settle_experts
 from inflight.models.transformers_linears import place_adapters, replace_linears, settle
 from inflight.models.transformers_norms import compile_norms
+from inflight.models.transformers_plan import NotSplit
 from inflight.models.transformers_sequential import SequentialDecoder, make_sequential
+from inflight.models.transformers_split import NetworkSplit
 from inflight.models.upload import Upload
 from inflight.models.usable_values import why_unusable
 from inflight_kernels import Inputs, cpu
@@ -58,17 +62,28 @@ def load_transformers_decoder(
     inputs: Inputs | None = None,
     order: cpu.Order | None = None,
     adapters: AdapterPlaces | None = None,
+    group: TensorParallelGroup | None = None,
 ) -> TransformersDecoder | SequentialDecoder:
     """`kv_dtype`: of keys and values in the cache, with the scale 1 if it is fp8; None = that of the activations.
     `inputs`: what C++ multiplies codes with, see Target. `order`: of the sums of linear layers in C++; None = torch
-    computes them. `adapters`: where to note which layers take low-rank adapters; None = none does.
+    computes them. `adapters`: where to note which layers take low-rank adapters; None = none does. `group`: of the
+    ranks over which the network is split, by its class's `tp_plan`; None = one. Collective over them.
 
     Raises ConfigurationError for an incomplete checkpoint, and for a class that cannot be served.
     """
-    coded, weight_format = None, config.weight_format
-    if isinstance(weight_format, CodedFormat):
-        coded = _coded_layers(config, checkpoint, weight_format, keeps_codes=order is not None)
+    group = group or TensorParallelGroup()
+    coded, weight_format, split = None, config.weight_format, NetworkSplit()
+    if isinstance(weight_format, CodedFormat) or group.size > 1:
+        outline = _outline(config, checkpoint)
+        try:
+            split = NetworkSplit.of(outline, group)
+        except NotSplit as error:
+            raise ConfigurationError(f"{checkpoint.folder}: {config.architecture} cannot be split: {error}") from None
+        if isinstance(weight_format, CodedFormat):
+            keeps_codes = order is not None
+            coded = CodedLayers(outline, checkpoint, weight_format, split, keeps_codes=keeps_codes)
     network = _read(config, checkpoint, dtype, coded, device)
+    split.cut(network)
     for name, parameter in network.named_parameters():
         if reason := why_unusable(parameter.data, parameter.dtype):
             raise ConfigurationError(f"{checkpoint.folder}: tensor {name} {reason}")
@@ -81,9 +96,9 @@ def load_transformers_decoder(
     target = _target(dtype, device, inputs, keeps_codes=order is not None)
     if coded is not None:
         coded.put_into(network, target)
-    layers = replace_linears(network, dtype, device)
+    layers = replace_linears(network, dtype, device, split.linears)
     on_load = weight_format if isinstance(weight_format, OnLoadFormat) and target.keeps_codes else None
-    experts = replace_experts(network, dtype, on_load, target)
+    experts = replace_experts(network, dtype, on_load, target, split.experts)
     if isinstance(weight_format, OnLoadFormat) and weight_format.cache is not None:
         # Before the codes are packed, and given up.
         weight_format.cache.finish()
@@ -188,13 +203,11 @@ def _upload_parameters(network: torch.nn.Module, device: torch.device) -> None:
     progress.end(num_bytes)
 
 
-def _coded_layers(
-    config: TransformersConfig, checkpoint: Checkpoint, weight_format: CodedFormat, *, keeps_codes: bool
-) -> CodedLayers:
+def _outline(config: TransformersConfig, checkpoint: Checkpoint) -> Any:
+    """The network, without memory for its weights."""
     try:
-        return CodedLayers(config.network_class, config.hf_config, checkpoint, weight_format, keeps_codes=keeps_codes)
-    except ConfigurationError:
-        raise
+        with torch.device("meta"):
+            return config.network_class(copy.deepcopy(config.hf_config))
     except Exception as error:
         raise _unreadable(config, checkpoint, error) from error
 

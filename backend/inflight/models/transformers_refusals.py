@@ -39,3 +39,7 @@ REFUSED: dict[str, str] = {
     "XLNetLMHeadModel": NOT_CAUSAL,
 }
 """By the name of the class; the reason is a clause."""
+NOT_SPLIT: dict[str, str] = {
+    "Gemma3nForCausalLM": "its MLPs keep the largest of all their features, which its tp_plan splits",
+}
+"""Those that are served, but not on several ranks although their `tp_plan` says so; likewise."""

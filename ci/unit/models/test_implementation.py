@@ -53,13 +53,13 @@ def test_native_is_refused_for_another_family(tmp_path: Path) -> None:
     assert sentence.startswith("model_impl is native, but ") and sentence.endswith("; set model_impl to auto")
 
 
-def test_several_ranks_are_refused(tmp_path: Path) -> None:
+def test_several_stages_are_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, CONFIGS["apertus"], 1)
-    sentence = refusal(tmp_path, tensor_parallel_size=2)
+    sentence = refusal(tmp_path, pipeline_parallel_size=2)
     assert sentence.startswith(
-        "tensor_parallel_size is 2, but transformers' modelling code computes ApertusForCausalLM"
+        "pipeline_parallel_size is 2, but transformers' modelling code computes ApertusForCausalLM"
     )
-    assert sentence.endswith("set tensor_parallel_size to 1")
+    assert sentence.endswith("set pipeline_parallel_size to 1")
 
 
 def test_layers_in_cpp_are_for_native_networks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -70,7 +70,7 @@ def target_of(dtype: torch.dtype) -> Target:
 
 
 def replaced(layer: Layer, order: cpu.Order | None = None) -> None:
-    experts = replace_experts(layer, torch.float32, None, target_of(torch.float32))
+    experts = replace_experts(layer, torch.float32, None, target_of(torch.float32), {})
     layer(*inputs())
     settle_experts(experts, torch.float32, order)
 
@@ -107,7 +107,7 @@ def test_experts_that_compute_something_else_are_left_to_the_class(caplog: pytes
 
 def test_experts_of_another_type_than_the_network_are_left_to_the_class() -> None:
     layer = Layer(MixtralExperts, MIXTRAL)
-    assert replace_experts(layer, torch.bfloat16, None, target_of(torch.bfloat16)) == []
+    assert replace_experts(layer, torch.bfloat16, None, target_of(torch.bfloat16), {}) == []
     assert isinstance(layer.experts, MixtralExperts)
 
 

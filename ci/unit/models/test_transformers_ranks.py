@@ -1,0 +1,205 @@
+"""Networks that transformers' modelling code computes are split over two ranks by their `tp_plan`.
+
+Run: pytest ci/unit/models/test_transformers_ranks.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+from coded_checkpoints import EXPERTS, write_coded_checkpoint
+from lora_adapters import RandomAdapter
+from tiny_checkpoints import write_checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers_checkpoints import CONFIGS, LATENT, MIXED, QWEN_EXPERTS, make_config
+from transformers_ranks import Answer, Case, serve
+from transformers_runner import Sample, refusal
+
+from inflight.distributed.tensor_parallel import TensorParallelGroup
+from inflight.models.transformers_plan import NotSplit
+from inflight.models.transformers_split import NetworkSplit
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("one_thread")]
+
+PLANS: Mapping[str, PreTrainedConfig] = {
+    "heads-and-mlp": CONFIGS["apertus"],
+    "tied-head": CONFIGS["cohere2"],
+    "scaled-embedding": CONFIGS["gemma3_text"],
+    "biases": CONFIGS["starcoder2"],
+    "joined-qkv": CONFIGS["gpt_neox"],
+    "all-heads": CONFIGS["phi3"],
+    "norms-of-all-heads": CONFIGS["olmo2"],
+    "gathered-mlp": CONFIGS["glm4"],
+    "experts": CONFIGS["qwen3_moe"],
+    "experts-beside-all-heads": CONFIGS["olmoe"],
+    "shared-experts": make_config("dots1", **MIXED, **QWEN_EXPERTS, n_routed_experts=4, n_shared_experts=1),
+    "latent": make_config("deepseek_v2", **LATENT),
+    "sinks": make_config("granite_swa", **MIXED),
+    "even-vocabulary": make_config("helium", vocab_size=204),
+    "one-by-one": make_config("hrm_text"),
+}
+"""By what the plan of each has, or how it is served."""
+KEY_HEADS = {"heads-and-mlp": (1, 2), "joined-qkv": (2, 4), "latent": (2, 4), "all-heads": (2, 2), "experts": (1, 2)}
+"""Of a rank, and of the network."""
+CODED = ("awq", "gptq-8", "int4", "mxfp4")
+ADAPTED = ("heads-and-mlp", "gathered-mlp")
+LENGTHS = (1, 8, 21)
+
+
+@dataclass
+class Served:
+    """What is expected of ranks, and their answers."""
+
+    case: Case
+    samples: list[Sample]
+    answers: list[Answer] = field(default_factory=list)
+
+    def check(self) -> None:
+        """The tokens of transformers, and the same bits on both ranks."""
+        first, other = self.answers
+        for sample, work in zip(self.samples, first.works, strict=True):
+            sample.check(work)
+        assert [work.output_log_probs for work in first.works] == [work.output_log_probs for work in other.works]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
+    """All that this file asks of ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    all_of_them = {
+        **{f"plan {name}": _of_plan(folder / name, config) for name, config in PLANS.items()},
+        **{f"codes {kind}": _of_codes(folder / kind, kind) for kind in CODED},
+        **{f"adapter {name}": _with_adapter(folder / f"{name}-adapter", PLANS[name]) for name in ADAPTED},
+    }
+    for answers in serve([each.case for each in all_of_them.values()]):
+        for each, answer in zip(all_of_them.values(), answers, strict=True):
+            each.answers.append(answer)
+    return all_of_them
+
+
+def _of_plan(folder: Path, config: PreTrainedConfig) -> Served:
+    checkpoint = write_checkpoint(folder, config, 1)
+    samples = [Sample.of(checkpoint, length) for length in LENGTHS]
+    works = [sample.work(chunk=7, arrives=2 * place) for place, sample in enumerate(samples)]
+    works[2].pauses_at = 5
+    return Served(Case(folder=folder, works=works), samples)
+
+
+def _of_codes(folder: Path, kind: str) -> Served:
+    checkpoint = write_coded_checkpoint(folder, kind, EXPERTS)
+    samples = [Sample.of(checkpoint, length) for length in LENGTHS]
+    works = [sample.work(chunk=7) for sample in samples]
+    return Served(Case(folder=checkpoint.folder, works=works, options={"cpu_activations": "keep"}), samples)
+
+
+def _with_adapter(folder: Path, config: PreTrainedConfig) -> Served:
+    """Beside a row without it."""
+    checkpoint = write_checkpoint(folder, config, 1)
+    adapter = RandomAdapter.of(checkpoint, 3)
+    with adapter.merged(checkpoint) as merged:
+        samples = [Sample.of(checkpoint, 8), Sample.of(merged, 21)]
+    works = [samples[0].work(), samples[1].work(chunk=7, adapter=(0, 1))]
+    options = {"max_loras": 1, "lora_cache_max_adapter_size": 8}
+    return Served(Case(folder=folder, works=works, options=options, adapters=[adapter.part(1)]), samples)
+
+
+@pytest.mark.parametrize("name", list(PLANS))
+def test_two_ranks_give_the_tokens_of_transformers(served: dict[str, Served], name: str) -> None:
+    served[f"plan {name}"].check()
+
+
+@pytest.mark.parametrize("name", list(KEY_HEADS))
+def test_a_rank_keeps_keys_of_its_heads(served: dict[str, Served], name: str) -> None:
+    for answer in served[f"plan {name}"].answers:
+        assert answer.num_heads == [KEY_HEADS[name][0]] * PLANS[name].num_hidden_layers
+
+
+@pytest.mark.parametrize("kind", CODED)
+def test_codes_are_split_and_stay_codes(served: dict[str, Served], kind: str) -> None:
+    served[f"codes {kind}"].check()
+    for answer in served[f"codes {kind}"].answers:
+        assert len(answer.packed) == 4 * EXPERTS.num_hidden_layers + 3 * len(EXPERTS.mlp_only_layers)
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_adapters_change_the_parts_of_layers(served: dict[str, Served], name: str) -> None:
+    served[f"adapter {name}"].check()
+
+
+class Half(TensorParallelGroup):
+    """Of two ranks, of which the other one is not there: nothing is exchanged."""
+
+    size = 2
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+def split_of(config: PreTrainedConfig, rank: int = 0) -> NetworkSplit:
+    with torch.device("meta"):
+        outline = AutoModelForCausalLM.from_config(config)
+    return NetworkSplit.of(outline, Half(rank))
+
+
+@pytest.mark.parametrize("name", list(PLANS))
+def test_ranks_share_the_weights(name: str) -> None:
+    """Each has half of what the plan splits, and all of the rest."""
+    whole = AutoModelForCausalLM.from_config(PLANS[name])
+    sizes = {each: values.shape for each, values in whole.named_parameters()}
+    halves = []
+    for rank in (0, 1):
+        network = AutoModelForCausalLM.from_config(PLANS[name])
+        split_of(PLANS[name], rank).cut(network)
+        halves.append({each: values.shape for each, values in network.named_parameters()})
+    first, second = halves
+    assert {each: shape for each, shape in first.items() if each in second} == second
+    for each, shape in first.items():
+        unequal = [(own, of_all) for own, of_all in zip(shape, sizes[each], strict=True) if own != of_all]
+        assert unequal in ([], [(-(-of_all // 2), of_all) for _, of_all in unequal[:1]])
+    assert sum(map(math.prod, first.values())) < 0.75 * sum(map(math.prod, sizes.values()))
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (CONFIGS["nemotron"], "it has no tp_plan in transformers 5.17"),
+        (CONFIGS["llama4_text"], "its tp_plan has styles that this engine does not know: packed_rowwise"),
+        (make_config("apertus", num_key_value_heads=1), "2 ranks do not divide its num_key_value_heads (1)"),
+        (make_config("gemma3n_text"), "its MLPs keep the largest of all their features, which its tp_plan splits"),
+    ],
+)
+def test_a_configuration_that_is_not_split_is_refused(tmp_path: Path, config: PreTrainedConfig, reason: str) -> None:
+    folder = config_alone(tmp_path, config)
+    sentence = refusal(folder, model_impl="transformers", tensor_parallel_size=2)
+    assert sentence.endswith(f"(model_impl is transformers): {reason}; set tensor_parallel_size to 1")
+
+
+def config_alone(folder: Path, config: PreTrainedConfig) -> Path:
+    """A checkpoint without weights."""
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (
+            make_config("apertus", intermediate_size=97),
+            "tensor_parallel_size 2 does not divide the 97 outputs of model.layers.0.mlp.up_proj",
+        ),
+        (
+            make_config("mixtral", intermediate_size=33),
+            "tensor_parallel_size 2 does not divide the 33 features between the products of model.layers.0.mlp.experts",
+        ),
+    ],
+)
+def test_sizes_that_ranks_do_not_divide_are_refused(config: PreTrainedConfig, reason: str) -> None:
+    with pytest.raises(NotSplit, match=f"^{reason}$"):
+        split_of(config)
