@@ -14,12 +14,13 @@ import pytest
 import torch
 from coded_checkpoints import EXPERTS, write_coded_checkpoint
 from lora_adapters import RandomAdapter
-from tiny_checkpoints import write_checkpoint
+from model_driver import Driver, Work
+from tiny_checkpoints import make_prompt, write_checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers_checkpoints import CONFIGS, LATENT, MIXED, QWEN_EXPERTS, make_config
 from transformers_ranks import Answer, Case, serve
-from transformers_runner import Sample, refusal
+from transformers_runner import NUM_TOKENS, Sample, load, refusal
 
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.models.transformers_plan import NotSplit
@@ -45,9 +46,17 @@ PLANS: Mapping[str, PreTrainedConfig] = {
     "one-by-one": make_config("hrm_text"),
 }
 """By what the plan of each has, or how it is served."""
-KEY_HEADS = {"heads-and-mlp": (1, 2), "joined-qkv": (2, 4), "latent": (2, 4), "all-heads": (2, 2), "experts": (1, 2)}
-"""Of a rank, and of the network."""
+KEY_HEADS = {"heads-and-mlp": 1, "experts": 1, "joined-qkv": 2, "latent": 2, "all-heads": 2}
+"""Of a rank: half of those of the network, or all two."""
 CODED = ("awq", "gptq-8", "int4", "mxfp4")
+WIDE = make_config(
+    "qwen3_moe",
+    **QWEN_EXPERTS | {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256, "vocab_size": 208},
+    intermediate_size=256,
+    mlp_only_layers=[1],
+)
+"""Of whose inputs a rank's share is whole groups."""
+QUANTIZED = ("int8", "int4")
 ADAPTED = ("heads-and-mlp", "gathered-mlp")
 LENGTHS = (1, 8, 21)
 
@@ -75,6 +84,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
     all_of_them = {
         **{f"plan {name}": _of_plan(folder / name, config) for name, config in PLANS.items()},
         **{f"codes {kind}": _of_codes(folder / kind, kind) for kind in CODED},
+        **{f"quantization {code}": _quantized(folder / f"{code}-made", code) for code in QUANTIZED},
         **{f"adapter {name}": _with_adapter(folder / f"{name}-adapter", PLANS[name]) for name in ADAPTED},
     }
     for answers in serve([each.case for each in all_of_them.values()]):
@@ -98,6 +108,21 @@ def _of_codes(folder: Path, kind: str) -> Served:
     return Served(Case(folder=checkpoint.folder, works=works, options={"cpu_activations": "keep"}), samples)
 
 
+def _quantized(folder: Path, code: str) -> Served:
+    """What one rank gives."""
+    write_checkpoint(folder, WIDE, 1)
+    options = {"quantization": code, "cpu_activations": "keep"}
+    runner = load(folder, model_impl="transformers", **options)
+    samples, works = [], []
+    for length in LENGTHS:
+        work, again = (Work(prompt=make_prompt(length), max_tokens=NUM_TOKENS, log_probs=True) for _ in range(2))
+        Driver(runner).run([work])
+        samples.append(Sample(work.prompt, work.output, torch.tensor(work.output_log_probs)))
+        works.append(again)
+    runner.close()
+    return Served(Case(folder=folder, works=works, options=options), samples)
+
+
 def _with_adapter(folder: Path, config: PreTrainedConfig) -> Served:
     """Beside a row without it."""
     checkpoint = write_checkpoint(folder, config, 1)
@@ -117,7 +142,7 @@ def test_two_ranks_give_the_tokens_of_transformers(served: dict[str, Served], na
 @pytest.mark.parametrize("name", list(KEY_HEADS))
 def test_a_rank_keeps_keys_of_its_heads(served: dict[str, Served], name: str) -> None:
     for answer in served[f"plan {name}"].answers:
-        assert answer.num_heads == [KEY_HEADS[name][0]] * PLANS[name].num_hidden_layers
+        assert answer.num_heads == [KEY_HEADS[name]] * PLANS[name].num_hidden_layers
 
 
 @pytest.mark.parametrize("kind", CODED)
@@ -125,6 +150,13 @@ def test_codes_are_split_and_stay_codes(served: dict[str, Served], kind: str) ->
     served[f"codes {kind}"].check()
     for answer in served[f"codes {kind}"].answers:
         assert len(answer.packed) == 4 * EXPERTS.num_hidden_layers + 3 * len(EXPERTS.mlp_only_layers)
+
+
+@pytest.mark.parametrize("code", QUANTIZED)
+def test_ranks_make_the_codes_of_one_rank(served: dict[str, Served], code: str) -> None:
+    served[f"quantization {code}"].check()
+    for answer in served[f"quantization {code}"].answers:
+        assert len(answer.packed) == 4 * WIDE.num_hidden_layers + 3 * len(WIDE.mlp_only_layers)
 
 
 @pytest.mark.parametrize("name", ADAPTED)
