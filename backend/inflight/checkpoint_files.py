@@ -24,7 +24,12 @@ GGUF_PARTS = "model-*-of-*.gguf"
 VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
 """Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
 TEMPLATES = "additional_chat_templates"
+MODULES = "modules.json"
+"""Which parts sentence-transformers makes a model's vectors with. This and the next are read by OpenAI's server."""
+POOLING = "1_Pooling/config.json"
 SMALL_FILES = (
+    MODULES,
+    POOLING,
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -52,8 +57,9 @@ def check_files(folder: str | Path) -> None:
 
 
 def _names(folder: str | Path) -> list[str]:
-    """Of what is read in the folder, and of the chat templates in the one below it."""
-    names = [*_list(folder), *(f"{TEMPLATES}/{name}" for name in _list(os.path.join(folder, TEMPLATES)))]
+    """Of what is read in the folder and in those below it."""
+    below = sorted({pattern.rpartition("/")[0] for pattern in READ} - {""})
+    names = [*_list(folder), *(f"{each}/{name}" for each in below for name in _list(os.path.join(folder, each)))]
     return sorted(name for name in names if any(fnmatchcase(name, pattern) for pattern in READ))
 
 

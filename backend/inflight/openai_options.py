@@ -59,8 +59,10 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Names that requests may set in `chat_template_kwargs`."""
     allow_lora_updates: bool = False
     """Whether clients may load LoRA adapters from folders of this machine, and unload them."""
-    embedding_pooling: Literal["mean", "last"] = "mean"
-    """What /v1/embeddings makes of the hidden states behind a text's tokens: their mean, or the last of them."""
+    embedding_pooling: Literal["", "mean", "weighted_mean", "last"] = ""
+    """What /v1/embeddings makes of the hidden states behind a text's tokens: their mean, their mean with the tokens'
+    positions as weights, or the last of them; "" = as sentence-transformers' files in the checkpoint say, else the
+    mean."""
     tool_parser: str = ""
     """One of TOOL_PARSERS: how the model writes calls of tools; "" = as the chat template does, if that is certain."""
     reasoning_parser: str = ""

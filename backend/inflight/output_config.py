@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 MAX_LOG_PROBS = 20
 """Of `OutputConfig.num_log_probs`."""
+
+Pooling = Literal["mean", "weighted_mean"]
+"""Weights of the second are the tokens' positions, counted from 1, as in SGPT (arXiv 2202.08904)."""
 
 
 class AdditionalModelOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -15,6 +20,14 @@ class AdditionalModelOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     """One of `RequestLimits.model_outputs`."""
     gather_context: bool = False
     """Of the prompt's tokens, too: as a tensor of its own, whose name is `name` behind context_."""
+    pooling: Pooling | None = None
+    """Of the prompt's tokens together, and of no others: one row, (1, features), whose name is `name` behind
+    pooled_."""
+
+    @property
+    def is_of_prompt(self) -> bool:
+        """Whether the prompt's tokens must be computed for it."""
+        return self.gather_context or self.pooling is not None
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

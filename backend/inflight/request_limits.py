@@ -350,12 +350,13 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         config, num_prompt = request.output_config, len(request.input_token_ids)
         num_generated = min(request.max_tokens, self.max_seq_len - num_prompt) * request.num_return_sequences
         outputs = config.additional_model_outputs
-        num_contexts = sum(output.gather_context for output in outputs)
+        num_pooled = sum(output.pooling is not None for output in outputs)
+        num_contexts = sum(output.gather_context and output.pooling is None for output in outputs)
         of_prompt = config.return_context_logits * self.vocab_size + num_contexts * self.hidden_size
         of_prompt += config.return_prompt_log_probs * (1 + 2 * config.num_log_probs)
-        of_sample = config.return_generation_logits * self.vocab_size + len(outputs) * self.hidden_size
+        of_sample = config.return_generation_logits * self.vocab_size + (len(outputs) - num_pooled) * self.hidden_size
         of_sample += 2 * config.num_log_probs
-        return 4 * (num_prompt * of_prompt + num_generated * of_sample)
+        return 4 * (num_prompt * of_prompt + num_generated * of_sample + num_pooled * self.hidden_size)
 
     def _validate_outputs(self, request: Request) -> None:
         config = request.output_config

@@ -41,6 +41,8 @@ PROMPT_LOG_PROBS = "prompt_log_probs"
 PROMPT_TOP_LOG_PROBS = "prompt_top_log_probs"
 CONTEXT = "context_"
 """Before the name of an output that is wanted of the prompt's tokens: context_logits, context_hidden_states."""
+POOLED = "pooled_"
+"""Before the name of one that all of the prompt's tokens have together."""
 
 Array = npt.NDArray[Any]
 

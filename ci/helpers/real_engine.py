@@ -28,8 +28,8 @@ from inflight.sampling_config import SamplingConfig
 CHECKPOINT = Path(__file__).parents[2] / "model_repository" / "llm" / "1" / "checkpoint"
 
 PATIENCE = 480
-"""Seconds after which something that should happen counts as never happening. 240 were too few once, for Ray's ranks after
-a death, on two cores that ran three other files."""
+"""Seconds after which something that should happen counts as never happening. 240 were too few once, for Ray's ranks
+after a death, on two cores that ran three other files."""
 IDLE_SECONDS = 3.0
 """For which processes are watched that should sleep."""
 IDLE_SHARE = 0.2

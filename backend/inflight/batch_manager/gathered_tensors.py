@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from inflight.batch_manager.pooled_rows import PooledRows
 from inflight.output_config import OutputConfig
 from inflight.result import NamedTensor
 from inflight.scheduler_output import (
     CONTEXT,
     GENERATION_LOGITS,
+    POOLED,
     PROMPT_LOG_PROBS,
     PROMPT_TOP_LOG_PROBS,
     TOP_LOG_PROBS,
@@ -24,10 +26,26 @@ class GatheredTensors:
     prompt tokens that are known already is dropped.
     """
 
-    __slots__ = ("_generated", "_num_prompt_gathered", "_num_prompt_tokens", "_of_prompt", "_of_samples", "_prompt")
+    __slots__ = (
+        "_generated",
+        "_num_prompt_gathered",
+        "_num_prompt_tokens",
+        "_of_prompt",
+        "_of_samples",
+        "_pooled",
+        "_prompt",
+    )
 
-    def __init__(self, of_prompt: tuple[str, ...], of_samples: tuple[str, ...], num_prompt_tokens: int) -> None:
-        """Names of the outputs that are wanted of the prompt's tokens and of the generated ones."""
+    def __init__(
+        self,
+        of_prompt: tuple[str, ...],
+        of_samples: tuple[str, ...],
+        num_prompt_tokens: int,
+        pooled: dict[str, PooledRows],
+    ) -> None:
+        """Names of the outputs that are wanted of the prompt's tokens and of the generated ones. `pooled`: by name,
+        those of the first that one row is made of."""
+        self._pooled = pooled
         self._of_prompt = of_prompt
         self._of_samples = of_samples
         self._num_prompt_tokens = num_prompt_tokens if of_prompt else 0
@@ -42,7 +60,9 @@ class GatheredTensors:
         of_prompt, of_samples = output_names(config)
         if not with_prompt:
             of_prompt = ()
-        return cls(of_prompt, of_samples, num_prompt_tokens) if of_prompt or of_samples else None
+        pooled = {f"{CONTEXT}{each.name}": each.pooling for each in config.additional_model_outputs}
+        rows = {name: PooledRows(pooling) for name, pooling in pooled.items() if pooling and name in of_prompt}
+        return cls(of_prompt, of_samples, num_prompt_tokens, rows) if of_prompt or of_samples else None
 
     @property
     def needs_prompt(self) -> bool:
@@ -60,7 +80,10 @@ class GatheredTensors:
         if not 0 <= known < tensors.num_prompt_tokens:
             return
         for name, array in tensors.prompt.items():
-            self._prompt.setdefault(name, []).append(array[known:])
+            if name in self._pooled:
+                self._pooled[name].add(array[known:])
+            else:
+                self._prompt.setdefault(name, []).append(array[known:])
         self._num_prompt_gathered += tensors.num_prompt_tokens - known
 
     def add_generated(self, tensors: RowTensors, num_tokens: int) -> None:
@@ -72,6 +95,9 @@ class GatheredTensors:
         """All that no earlier Result had; of the prompt once it is complete, or with the last Result."""
         found = {**self._prompt, **self._generated}
         self._prompt, self._generated = {}, {}
+        if self._pooled and not self.needs_prompt:
+            found |= {name.replace(CONTEXT, POOLED, 1): [rows.pooled()] for name, rows in self._pooled.items()}
+            self._pooled = {}
         return [NamedTensor.of(name, _joined(arrays)) for name, arrays in sorted(found.items())]
 
 
@@ -85,11 +111,11 @@ def output_names(config: OutputConfig) -> tuple[tuple[str, ...], tuple[str, ...]
         PROMPT_LOG_PROBS: config.return_prompt_log_probs,
         PROMPT_TOP_LOG_PROBS: config.return_prompt_log_probs and config.num_log_probs > 0,
         f"{CONTEXT}logits": config.return_context_logits,
-        **{f"{CONTEXT}{output.name}": output.gather_context for output in config.additional_model_outputs},
+        **{f"{CONTEXT}{output.name}": output.is_of_prompt for output in config.additional_model_outputs},
     }
     of_samples = {
         TOP_LOG_PROBS: config.num_log_probs > 0,
         GENERATION_LOGITS: config.return_generation_logits,
-        **{output.name: True for output in config.additional_model_outputs},
+        **{output.name: output.pooling is None for output in config.additional_model_outputs},
     }
     return tuple(n for n, wanted in of_prompt.items() if wanted), tuple(n for n, wanted in of_samples.items() if wanted)

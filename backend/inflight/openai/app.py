@@ -24,7 +24,7 @@ from inflight.openai.call import Call
 from inflight.openai.call_builder import CallBuilder
 from inflight.openai.call_runner import CallRunner
 from inflight.openai.dispatcher import Dispatcher, Mailbox
-from inflight.openai.embeddings import EmbeddingBody, Pooling, answer, collect_vectors, embedding_requests
+from inflight.openai.embeddings import EmbeddingBody, answer, collect_vectors, embedding_requests
 from inflight.openai.endpoint import Endpoint, Handler, send_bytes, send_json
 from inflight.openai.fields import (
     ChatBody,
@@ -45,6 +45,7 @@ from inflight.openai.rendering import COMPLETIONS
 from inflight.openai.respond import STREAM_HEADERS, watch
 from inflight.openai.responses.api import ResponsesApi
 from inflight.openai.responses.store import ResponseStore
+from inflight.openai.sentence_files import VectorOf
 from inflight.openai.text_threads import TextThreads
 from inflight.request import Request
 from inflight.request_spans import RequestSpans
@@ -74,7 +75,7 @@ class App:
         feed: BatchFeed,
         store: ResponseStore,
         allows_lora_updates: bool = False,
-        pooling: Pooling = "mean",
+        vector_of: VectorOf = "mean",
         spans: RequestSpans | None = None,
     ) -> None:
         self._front = front
@@ -98,7 +99,7 @@ class App:
             threads=threads,
         )
         self._allows_lora_updates = allows_lora_updates
-        self._pooling = pooling
+        self._vector_of = vector_of
 
     def routes(self) -> ASGIApp:
         paths: dict[str, dict[str, Handler]] = {
@@ -156,14 +157,14 @@ class App:
             mailbox = Mailbox(self._dispatcher, tenant)
 
             def prepare() -> tuple[list[int], int]:
-                requests = embedding_requests(body, self._builder.served, self._front.limits, adapter)
+                requests = embedding_requests(body, self._builder.served, self._front.limits, adapter, self._vector_of)
                 return mailbox.send(requests), sum(len(request.input_token_ids) for request in requests)
 
             try:
                 ids, num_tokens = await self._threads.run(len(data), prepare)
                 watching = watch(receive, mailbox)
                 try:
-                    vectors = await collect_vectors(mailbox, ids, self._pooling)
+                    vectors = await collect_vectors(mailbox, ids, body.dimensions)
                 finally:
                     watching.cancel()
             finally:

@@ -1,12 +1,13 @@
-"""POST /v1/embeddings: one vector for each text, made of the network's hidden states behind each of its tokens.
+"""POST /v1/embeddings: one vector for each text, made by the ranks of the network's hidden states behind its tokens.
 
-The engine generates one token behind a prompt, which is dropped. Vectors have the length 1, as OpenAI's have.
+The engine generates one token behind a prompt, which is dropped. Vectors have the length 1, as OpenAI's have; shorter
+ones are the first features of those, as models with Matryoshka representations (arXiv 2205.13147) are made for.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,13 +19,15 @@ from inflight.asking.prepared import engines_refusal
 from inflight.asking.served import Served
 from inflight.asking.show import Show
 from inflight.lora import LoRARequest
-from inflight.openai.api_error import APIError, in_words, invalid, of_refusal, of_response, unsupported
+from inflight.openai.api_error import APIError, in_words, invalid, of_refusal, of_response
 from inflight.openai.dispatcher import Mailbox
 from inflight.openai.prompts import split_prompts
+from inflight.openai.sentence_files import VectorOf
 from inflight.output_config import AdditionalModelOutput, OutputConfig
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.sampling import Sampling
+from inflight.scheduler_output import POOLED
 
 OUTPUT = "hidden_states"
 """What the network's head turns into logits."""
@@ -33,7 +36,6 @@ WORDS = {"prompt": "input", "adapter": "model"}
 """Fields of an `Ask`, as this body calls them."""
 
 Vector = npt.NDArray[np.float32]
-Pooling = Literal["mean", "last"]
 
 
 class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,19 +47,20 @@ class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def embedding_requests(
-    body: EmbeddingBody, served: Served, limits: RequestLimits, adapter: LoRARequest | None
+    body: EmbeddingBody, served: Served, limits: RequestLimits, adapter: LoRARequest | None, vector_of: VectorOf
 ) -> list[Request]:
     """A request for each text. Raises APIError."""
     if body.encoding_format not in (None, *ENCODINGS):
         raise invalid(f"encoding_format must be one of {', '.join(ENCODINGS)}", "encoding_format")
-    if body.dimensions not in (None, limits.hidden_size):
-        raise unsupported("dimensions", f"the vectors of this model have {limits.hidden_size}")
+    if body.dimensions is not None and not 1 <= body.dimensions <= limits.hidden_size:
+        raise invalid(f"dimensions must be between 1 and {limits.hidden_size}, which this model has", "dimensions")
     if OUTPUT not in limits.model_outputs:
         raise invalid("this model has no embeddings: its network offers no hidden states", "model")
     prompts = split_prompts(body.input, "input")
     if not all(prompts):
         raise invalid("input is empty: give at least one character or token", "input")
-    output = AdditionalModelOutput(name=OUTPUT, gather_context=True)
+    # The token behind the prompt is sampled by its last state.
+    output = AdditionalModelOutput(name=OUTPUT, pooling=None if vector_of == "last" else vector_of)
     ask = Ask(
         prompt=prompts,
         adapter=adapter,
@@ -69,7 +72,7 @@ def embedding_requests(
         return [prompt.request for prompt in served.prepare(ask, limits).prompts]
 
 
-async def collect_vectors(mailbox: Mailbox, request_ids: list[int], pooling: Pooling) -> list[Vector]:
+async def collect_vectors(mailbox: Mailbox, request_ids: list[int], dimensions: int | None) -> list[Vector]:
     """The vector of each request, in their order. Raises APIError and ClientGone."""
     found: dict[int, Vector] = {}
     missing = set(request_ids)
@@ -78,8 +81,8 @@ async def collect_vectors(mailbox: Mailbox, request_ids: list[int], pooling: Poo
             if response.result is None:
                 raise of_response(response, of_refusal(engines_refusal(response.error_msg), WORDS).param)
             for tensor in response.result.tensors:
-                if tensor.name == f"context_{OUTPUT}":
-                    found[response.request_id] = pooled(tensor.array(), pooling)
+                if tensor.name in (OUTPUT, POOLED + OUTPUT):
+                    found[response.request_id] = of_length_1(tensor.array()[0, :dimensions])
             if response.is_final and response.request_id not in found:
                 raise APIError(504, "the engine's time for this request was over, or it was shut down")
             if response.is_final:
@@ -87,9 +90,8 @@ async def collect_vectors(mailbox: Mailbox, request_ids: list[int], pooling: Poo
     return [found[request_id] for request_id in request_ids]
 
 
-def pooled(states: npt.NDArray[Any], pooling: Pooling) -> Vector:
-    """One vector of length 1 of hidden states (tokens, features)."""
-    vector: Vector = (states.mean(axis=0) if pooling == "mean" else states[-1]).astype(np.float32)
+def of_length_1(vector: Vector) -> Vector:
+    """In its direction; 0 stays 0."""
     norm = float(np.linalg.norm(vector))
     return vector / np.float32(norm) if norm else vector
 

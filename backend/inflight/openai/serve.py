@@ -46,6 +46,7 @@ from inflight.openai.model_names import ModelNames
 from inflight.openai.page.feed import BatchFeed
 from inflight.openai.rate_limit import RateLimit
 from inflight.openai.responses.store import ResponseStore
+from inflight.openai.sentence_files import find_pooling
 from inflight.openai.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions
 from inflight.request_spans import open_spans
@@ -129,6 +130,7 @@ class OpenAIServer:
             model_type=str(read_json(Path(config.gpt_model_path, CONFIG)).get("model_type")),
         )
         self._reasoning_parser = choose_reasoning_parser(options.reasoning_parser, self._tool_parser)
+        self._vector_of = options.embedding_pooling or find_pooling(Path(config.gpt_model_path))
         self._spans = open_spans(config.otlp_traces_endpoint, is_outermost=True)
         self._guard = Guard(
             ApiKeys.load(options.api_key_file),
@@ -193,7 +195,7 @@ class OpenAIServer:
             feed=feed,
             store=ResponseStore(options.max_stored_responses, options.max_stored_response_bytes),
             allows_lora_updates=options.allow_lora_updates,
-            pooling=options.embedding_pooling,
+            vector_of=self._vector_of,
             spans=self._spans,
         ).routes()
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from fake_network import VOCAB_SIZE
 from harness import Harness, make_request
 from replays import replay_after
 
+from inflight.batch_manager.gathered_tensors import GatheredTensors
 from inflight.config import SchedulerPolicy
 from inflight.errors import InvalidRequest
-from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.output_config import AdditionalModelOutput, OutputConfig, Pooling
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
-from inflight.scheduler_output import LOG_PROBS
+from inflight.scheduler_output import LOG_PROBS, RowTensors
 
 
 def test_results_hold_the_tensors_of_their_tokens() -> None:
@@ -154,3 +156,26 @@ def test_a_request_may_ask_for_so_many_bytes_and_no_more() -> None:
         LIMITS.validate(asking(OutputConfig(return_generation_logits=True, additional_model_outputs=[hidden])))
     with pytest.raises(InvalidRequest, match="ask for fewer of them or for fewer tokens"):
         LIMITS.validate(asking(OutputConfig(return_context_logits=True), num_prompt=11))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weighted_mean"])
+def test_one_row_is_made_of_a_prompts_and_no_bit_depends_on_its_pieces(pooling: Pooling) -> None:
+    states = np.random.default_rng(7).standard_normal((41, 5), np.float32)
+    weights = np.arange(1, 42) if pooling == "weighted_mean" else np.ones(41)
+    found = []
+    for length in (1, 3, 16, 41):
+        asked = AdditionalModelOutput(name="hidden_states", pooling=pooling)
+        config = OutputConfig(additional_model_outputs=[asked])
+        gathered = GatheredTensors.wanted_by(config, len(states), with_prompt=True)
+        assert gathered is not None and gathered.outputs == ("context_hidden_states",)
+        for start in range(0, len(states), length):
+            assert gathered.take() == []
+            piece = states[start : start + length]
+            gathered.add_prompt(
+                RowTensors(prompt_start=start, num_prompt_tokens=len(piece), prompt={"context_hidden_states": piece})
+            )
+        (tensor,) = gathered.take()
+        assert tensor.name == "pooled_hidden_states" and gathered.take() == []
+        found.append(tensor.array())
+    np.testing.assert_allclose(found[0], np.average(states, axis=0, weights=weights)[None], atol=1e-6)
+    assert all((each == found[0]).all() for each in found)

@@ -226,3 +226,23 @@ def test_scores_are_those_of_transformers() -> None:
     np.testing.assert_allclose(tensors["prompt_log_probs"], expected.numpy(), **close)
     assert tensors["hidden_states"].shape == (NUM_TOKENS, model.config.hidden_size)
     assert tensors["context_hidden_states"].shape == (len(PROMPT), model.config.hidden_size)
+
+
+def test_states_of_a_prompt_are_pooled_whatever_its_chunks() -> None:
+    prompt = PROMPT * 4
+
+    def tensors(service: GenerationExecutor, output: AdditionalModelOutput) -> dict[str, Any]:
+        asked = OutputConfig(additional_model_outputs=[output])
+        pending = service.generate_async(prompt, max_tokens=1, end_ids=[], output_config=asked)
+        pending.result()
+        return pending.tensors()
+
+    name = "hidden_states"
+    with serve() as whole, serve(max_num_tokens=9) as chunked:
+        states = tensors(whole, AdditionalModelOutput(name=name, gather_context=True))[f"context_{name}"]
+        expected = tensors(whole, AdditionalModelOutput(name=name, pooling="mean"))
+        found = tensors(chunked, AdditionalModelOutput(name=name, pooling="mean"))
+    assert [*found] == [f"pooled_{name}"]
+    np.testing.assert_allclose(found[f"pooled_{name}"], states.mean(axis=0, keepdims=True), atol=1e-5)
+    if EXACT:
+        np.testing.assert_array_equal(found[f"pooled_{name}"], expected[f"pooled_{name}"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server
 
 from inflight.engine_description import EngineDescription
-from inflight.openai.embeddings import pooled
+from inflight.errors import ConfigurationError
+from inflight.openai.embeddings import of_length_1
+from inflight.openai.sentence_files import find_pooling
 from inflight.request import Request
 from inflight.result import FinishReason, NamedTensor, Response, Result
 
@@ -25,14 +28,22 @@ def states(token_ids: list[int]) -> np.ndarray:
     return np.array([[token, 1, -token] for token in token_ids], np.float32)
 
 
+def mean(text: bytes) -> np.ndarray:
+    return of_length_1(states([*text]).mean(axis=0))
+
+
 def play(request: Request) -> list[Response]:
     """Each token's state is made of its id."""
+    (asked,) = request.output_config.additional_model_outputs
+    found, name = states(request.input_token_ids), asked.name
+    if asked.pooling is None:
+        found = found[-1:]
+    else:
+        assert asked.pooling == "mean"
+        found, name = found.mean(axis=0, keepdims=True), f"pooled_{name}"
     result = Result(
         output_token_ids=[65],
-        tensors=[
-            NamedTensor.of("context_hidden_states", states(request.input_token_ids)),
-            NamedTensor.of("hidden_states", np.zeros((1, SIZE), np.float32)),
-        ],
+        tensors=[NamedTensor.of(name, found)],
         finish_reason=FinishReason.LENGTH,
         is_final=True,
         is_sequence_final=True,
@@ -71,7 +82,7 @@ def test_the_sdk_gets_the_same_vectors_in_both_encodings(embedding: Running) -> 
     with openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="none") as client:
         packed = client.embeddings.create(model="llm", input=["ab", "c"])
         plain = client.embeddings.create(model="llm", input=["ab", "c"], encoding_format="float")
-    expected = [pooled(states([*text]), "mean") for text in (b"ab", b"c")]
+    expected = [mean(text) for text in (b"ab", b"c")]
     for answer in (packed, plain):
         assert [each.index for each in answer.data] == [0, 1]
         np.testing.assert_array_equal(np.array([each.embedding for each in answer.data], np.float32), expected)
@@ -83,20 +94,61 @@ def test_token_ids_and_base64(embedding: Running) -> None:
     body = {"input": [[97, 98], [99]], "encoding_format": "base64"}
     data = embedding.post("/v1/embeddings", body).json()["data"]
     vector = np.frombuffer(base64.b64decode(data[1]["embedding"]), "<f4")
-    np.testing.assert_array_equal(vector, pooled(states([99]), "mean"))
+    np.testing.assert_array_equal(vector, mean(b"c"))
 
 
-def test_the_last_state_may_be_the_vector(tmp_path: Any) -> None:
-    played = engine()
-    with openai_server(played, checkpoint_folder(tmp_path), embedding_pooling="last") as url:
+def test_dimensions_are_the_first_features_at_length_1(embedding: Running) -> None:
+    data = embedding.post("/v1/embeddings", {"input": "ab", "dimensions": 2}).json()["data"]
+    vector = np.array(data[0]["embedding"], np.float32)
+    np.testing.assert_allclose(vector, mean(b"ab")[:2] / np.linalg.norm(mean(b"ab")[:2]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("by_files", [True, False])
+def test_the_last_state_may_be_the_vector(tmp_path: Path, by_files: bool) -> None:
+    played, folder = engine(), checkpoint_folder(tmp_path)
+    if by_files:
+        write_files(folder, {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False})
+    with openai_server(played, folder, embedding_pooling="" if by_files else "last") as url:
         data = Running(url, played).post("/v1/embeddings", {"input": "abc"}).json()["data"]
-    np.testing.assert_array_equal(np.array(data[0]["embedding"], np.float32), pooled(states([99]), "mean"))
+    np.testing.assert_array_equal(np.array(data[0]["embedding"], np.float32), mean(b"c"))
 
 
-def test_vectors_have_length_1() -> None:
-    for pooling in ("mean", "last"):
-        assert np.linalg.norm(pooled(states([1, 2, 3]), pooling)) == pytest.approx(1)
-    assert not pooled(np.zeros((2, 3)), "mean").any()
+def write_files(folder: Path, pooling: object, *more: str) -> None:
+    """As sentence-transformers writes them. `more`: kinds of modules behind the usual ones."""
+    kinds = [f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling", "Normalize", *more)]
+    (folder / "modules.json").write_text(json.dumps([{"type": kind} for kind in kinds]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"word_embedding_dimension": 8, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode_mean_tokens": True, "include_prompt": True}, "mean"),
+        ({"pooling_mode": "weightedmean"}, "weighted_mean"),
+    ],
+)
+def test_pooling_is_what_the_checkpoints_files_say(tmp_path: Path, config: object, expected: str) -> None:
+    assert find_pooling(tmp_path) == "mean"
+    write_files(tmp_path, config)
+    assert find_pooling(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "more", "sentence"),
+    [
+        ({"pooling_mode_cls_token": True}, [], "asks for cls_token, which is not computed here: set embedding_pooling"),
+        ({"pooling_mode": ["mean", "max"]}, [], "asks for mean and max"),
+        ({}, [], "asks for nothing"),
+        ({"pooling_mode": "mean"}, ["Dense"], "has a Dense, which is not computed here"),
+        ([], [], "1_Pooling/config.json cannot be read"),
+    ],
+)
+def test_what_is_not_computed_is_named(tmp_path: Path, config: object, more: list[str], sentence: str) -> None:
+    write_files(tmp_path, config, *more)
+    with pytest.raises(ConfigurationError, match=sentence):
+        find_pooling(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +158,8 @@ def test_vectors_have_length_1() -> None:
         ({"input": []}, "input"),
         ({"input": [1, "a"]}, "input"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
-        ({"input": "a", "dimensions": 2}, "dimensions"),
+        ({"input": "a", "dimensions": 4}, "dimensions"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
         ({"input": "x" * 600}, "input"),
         ({"input": [-1]}, "input"),
         ({"input": "a", "wrong": 1}, "wrong"),

@@ -25,7 +25,7 @@ def first_phase(request: Request, config: EngineConfig) -> Phase:
         return Phase.CONTEXT if request.request_type is RequestType.CONTEXT_ONLY else Phase.GENERATION
     output, num_tokens = request.output_config, len(request.input_token_ids)
     asks_of_prompt = output.return_prompt_log_probs or output.return_context_logits
-    asks_of_prompt |= any(each.gather_context for each in output.additional_model_outputs)
+    asks_of_prompt |= any(each.is_of_prompt for each in output.additional_model_outputs)
     splits = (
         config.context_replicas > 0
         and not request.lora_order

@@ -1,0 +1,68 @@
+"""What sentence-transformers' files in a checkpoint say of the vectors that are made of its hidden states.
+
+    modules.json              the parts of the model, each with its folder: the network, then pooling, then lengths of 1
+    1_Pooling/config.json     which hidden states are a vector
+
+Formats: https://www.sbert.net/docs/package_reference/sentence_transformer/modules.html
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+import msgspec
+
+from inflight.checkpoint_files import MODULES, POOLING
+from inflight.errors import ConfigurationError
+from inflight.output_config import Pooling
+
+Kind = TypeVar("Kind")
+VectorOf = Pooling | Literal["last"]
+"""How one vector is made of the hidden states behind a text's tokens; last: the last of them."""
+
+MODES: dict[str, VectorOf] = {"mean": "mean", "weightedmean": "weighted_mean", "lasttoken": "last"}
+"""By sentence-transformers' names."""
+OLD_PREFIX, OLD_ENDING = "pooling_mode_", "_tokens"
+"""Earlier versions write a truth value for each mode, such as pooling_mode_mean_tokens."""
+COMPUTED = ("Transformer", "Pooling", "Normalize")
+"""Kinds of modules. The last gives each vector the length 1, which all of this server's have."""
+REMEDY = f"set embedding_pooling of the OpenAI server to {', '.join((*get_args(Pooling), 'last'))}"
+
+
+def find_pooling(folder: Path) -> VectorOf:
+    """The mean where the checkpoint has no such files. Raises ConfigurationError."""
+    modules = _read(folder / MODULES, list)
+    kinds = [str(each.get("type")).rpartition(".")[2] for each in modules or [] if isinstance(each, dict)]
+    for kind in kinds:
+        if kind not in COMPUTED:
+            raise ConfigurationError(f"{MODULES} of the checkpoint has a {kind}, which is not computed here: {REMEDY}")
+    config = _read(folder / POOLING, dict)
+    if config is None:
+        return "mean"
+    found = _modes(config)
+    if len(found) != 1 or found[0] not in MODES:
+        modes = " and ".join(found) or "nothing"
+        raise ConfigurationError(f"{POOLING} of the checkpoint asks for {modes}, which is not computed here: {REMEDY}")
+    return MODES[found[0]]
+
+
+def _modes(config: dict[str, Any]) -> list[str]:
+    given = config.get("pooling_mode")
+    if given is not None:
+        return [str(each) for each in given] if isinstance(given, list) else [str(given)]
+    return [
+        name.removeprefix(OLD_PREFIX).removesuffix(OLD_ENDING)
+        for name, value in config.items()
+        if name.startswith(OLD_PREFIX) and value is True
+    ]
+
+
+def _read(path: Path, kind: type[Kind]) -> Kind | None:
+    """None if there is no such file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
