@@ -19,6 +19,9 @@ class Chat(msgspec.Struct, frozen=True, kw_only=True):
     template_kwargs: dict[str, Any] | None = None
     """Variables of the template."""
     reasoning_effort: str | None = None
+    thinks: bool | None = None
+    """Whether the model thinks before it answers, if the template has a variable that says so; None = as the template
+    has it."""
     adds_generation_prompt: bool | None = None
     """None: unless the last message is continued."""
     continues_final_message: bool = False

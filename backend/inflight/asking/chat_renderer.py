@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight.asking.chat import Chat
-from inflight.asking.chat_template import ChatTemplate
+from inflight.asking.chat_template import THINKING, ChatTemplate
 from inflight.asking.refusal import Refusal, unsupported
 from inflight.asking.tools.tool import definitions
 
@@ -25,6 +25,11 @@ class ChatRenderer:
         return self._template is not None and self._template.knows_tools
 
     @property
+    def knows_effort(self) -> bool:
+        """Whether the chat template tells the model how much to think."""
+        return self._template is not None and self._template.knows_effort
+
+    @property
     def tool_families(self) -> list[str]:
         """Families whose calls the chat template writes: one if that is certain."""
         return [] if self._template is None else self._template.tool_families
@@ -40,6 +45,8 @@ class ChatRenderer:
             raise Refusal("template_kwargs", sentence, allowed=allowed)
         if chat.reasoning_effort is not None:
             kwargs["reasoning_effort"] = self._effort(template, chat.reasoning_effort)
+        if chat.thinks is not None and template.knows_thinking:
+            kwargs[THINKING] = chat.thinks
         begins_answer = chat.adds_generation_prompt
         if chat.continues_final_message and begins_answer:
             raise Refusal("continues_final_message", "{0} needs {1} to be false", "adds_generation_prompt")

@@ -33,6 +33,8 @@ from inflight.errors import ConfigurationError
 from inflight.text.safe_text import safe_text
 
 FILE = "chat_template.jinja"
+THINKING = "enable_thinking"
+"""Variable of Qwen3's, GLM's and others' templates: whether the model thinks before it answers."""
 DEFAULT, TOOL_USE = "default", "tool_use"
 """Of several templates in tokenizer_config.json: the usual one, and the one for chats with tools."""
 
@@ -50,6 +52,8 @@ class ChatTemplate:
         """Whether it has a role of that name."""
         self.knows_effort = "reasoning_effort" in source
         """Whether it has a variable of that name."""
+        self.knows_thinking = THINKING in source
+        """Likewise."""
         try:
             self._template = _environment().from_string(source)
             self._tool_use = self._template if tool_use is None else _environment().from_string(tool_use)

@@ -56,6 +56,11 @@ class Chats:
         """Whether the operator has said how the model marks its reasoning."""
         return self._reasoning is not None
 
+    @property
+    def knows_effort(self) -> bool:
+        """See ChatRenderer."""
+        return self._renderer.knows_effort
+
     def encode(self, chat: Chat, limits: RequestLimits) -> tuple[str, list[int]]:
         """The text that the chat template makes of it, and its tokens. Raises Refusal."""
         text = self._renderer.render(chat)

@@ -18,6 +18,8 @@ from inflight.asking.tool_use import check_tools
 from inflight.errors import EngineUnavailable
 from inflight.executor.front.front import NOT_AVAILABLE, Front
 from inflight.lora import LoRARequest
+from inflight.openai.anthropic.api import MessagesApi
+from inflight.openai.anthropic.errors import in_anthropics_form
 from inflight.openai.api_error import APIError, in_words, invalid, of_response
 from inflight.openai.asks import OF_CHAT, chat_of
 from inflight.openai.call import Call
@@ -98,6 +100,9 @@ class App:
             store=store,
             threads=threads,
         )
+        self._messages = MessagesApi(
+            front=front, builder=builder, runner=self._runner, names=names, guard=guard, threads=threads
+        )
         self._allows_lora_updates = allows_lora_updates
         self._vector_of = vector_of
 
@@ -120,6 +125,10 @@ class App:
             "/metrics": _read(self._metrics_text),
         }
         routes = [Route(path, Endpoint(path, methods, self._metrics)) for path, methods in paths.items()]
+        routes += [
+            Route(path, Endpoint(path, methods, self._metrics, in_anthropics_form))
+            for path, methods in self._messages.paths().items()
+        ]
         every = dict.fromkeys(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"), self._unknown_path)
         return Router(routes, redirect_slashes=False, default=Endpoint("other", every, self._metrics))
 

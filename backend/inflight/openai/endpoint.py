@@ -24,14 +24,19 @@ logger = logging.getLogger(__name__)
 CLIENT_GONE = 499
 """What metrics count for a client that did not wait: nginx's number, nobody receives it."""
 
+ErrorForm = Callable[[APIError], tuple[int, dict[str, Any]]]
+"""Status and body of an error, as an API has them."""
 Handler = Callable[[Scope, Receive, Send], Awaitable[int]]
 """Answers a request and returns the status. Raises only as long as nothing was sent, but for ClientGone."""
 
 
 class Endpoint:
-    def __init__(self, label: str, methods: Mapping[str, Handler], metrics: ServerMetrics) -> None:
-        """`label`: the path as metrics show it."""
+    def __init__(
+        self, label: str, methods: Mapping[str, Handler], metrics: ServerMetrics, form: ErrorForm | None = None
+    ) -> None:
+        """`label`: the path as metrics show it. `form`: of errors, None = OpenAI's."""
         self._label, self._methods, self._metrics = label, methods, metrics
+        self._form = form or (lambda error: (error.status, error.body()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began, status = time.monotonic(), 500
@@ -50,17 +55,21 @@ class Endpoint:
                 raise APIError(405, f"this path takes {allowed} only", headers={"Allow": allowed})
             return await handler(scope, receive, send)
         except APIError as error:
-            return await send_error(send, error)
+            return await self._send_error(send, error)
         except InflightError as error:
-            return await send_error(send, of_engine(error))
+            return await self._send_error(send, of_engine(error))
         except ClientGone:
             return CLIENT_GONE
         except asyncio.CancelledError:  # this process ends, and the time to drain is over
-            return await send_error(send, overloaded(503, SHUT_DOWN))
+            return await self._send_error(send, overloaded(503, SHUT_DOWN))
         except Exception as error:
             if connection_of(scope).is_closing:  # uvicorn's last write of a stream, to a client that is gone
                 return CLIENT_GONE
-            return await send_error(send, unexpected(error))
+            return await self._send_error(send, unexpected(error))
+
+    async def _send_error(self, send: Send, error: APIError) -> int:
+        status, body = self._form(error)
+        return await send_json(send, body, status, error.headers)
 
 
 def unexpected(error: Exception) -> APIError:
@@ -68,10 +77,6 @@ def unexpected(error: Exception) -> APIError:
     places = "".join(traceback.format_tb(error.__traceback__))
     logger.error("answering a request failed: %s\n%s", type(error).__name__, places)
     return APIError(500, INTERNAL)
-
-
-async def send_error(send: Send, error: APIError) -> int:
-    return await send_json(send, error.body(), error.status, error.headers)
 
 
 async def send_json(send: Send, value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> int:

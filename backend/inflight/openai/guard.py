@@ -34,7 +34,9 @@ class Guard:
         """Number of the request's key; None if none is needed. Raises APIError."""
         if not self._keys.are_needed:
             return None
-        number = self._keys.find(header(scope, b"authorization"))
+        # Anthropic's clients have a header of their own.
+        key = header(scope, b"x-api-key")
+        number = self._keys.find(header(scope, b"authorization") or (b"Bearer " + key if key else b""))
         if number is None:
             raise APIError(
                 401,

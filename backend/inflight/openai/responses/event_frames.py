@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from inflight.openai.event_frame import event_frame
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -31,7 +33,7 @@ Event = tuple[str, dict[str, Any]] | Delta
 
 def delta_head(kind: str, place: dict[str, Any]) -> bytes:
     """The beginning of the frames of an item's deltas. `place`: their item and its part."""
-    return _named(kind, {"type": kind, **place})[:-1] + b',"sequence_number":'
+    return event_frame(kind, {"type": kind, **place}).removesuffix(b"}\n\n") + b',"sequence_number":'
 
 
 class EventFrames:
@@ -50,8 +52,4 @@ class EventFrames:
             log_probs = b"" if event.log_probs is None else b',"logprobs":' + _encode(event.log_probs)
             return b'%b%d,"delta":%b%b}\n\n' % (event.head, number, _encode(event.text), log_probs)
         kind, fields = event
-        return _named(kind, {"type": kind, "sequence_number": number, **fields}) + b"\n\n"
-
-
-def _named(kind: str, fields: dict[str, Any]) -> bytes:
-    return b"event: %b\ndata: %b" % (kind.encode(), _encode(fields))
+        return event_frame(kind, {"type": kind, "sequence_number": number, **fields})
