@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inflight.openai.anthropic import fields as of_messages
 from inflight.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
 from inflight.openai.responses import fields as of_responses
 from inflight.openai_options import SETTABLE, OpenAIOptions
@@ -14,6 +15,7 @@ WELL_KNOWN = """
     model messages prompt max_tokens max_completion_tokens n best_of stream stream_options temperature top_p seed stop
     frequency_penalty presence_penalty logit_bias response_format echo logprobs top_logprobs
     tools tool_choice parallel_tool_calls input
+    system stop_sequences
 """
 """Fields that it does not name, because they are OpenAI's and are honoured."""
 
@@ -26,6 +28,7 @@ def rows(first_column: str) -> list[list[str]]:
 def test_refused_fields() -> None:
     assert rows("field") == [[name, why] for name, (_, why) in REFUSED.items()]
     assert rows("field of a response") == [[name, why] for name, (_, why) in of_responses.REFUSED.items()]
+    assert rows("field of a message") == [[name, why] for name, (_, why) in of_messages.REFUSED.items()]
 
 
 def test_settings() -> None:
@@ -37,6 +40,6 @@ def test_settings() -> None:
 
 
 def test_every_field_is_named() -> None:
-    bodies = (ChatBody, CompletionBody, of_responses.ResponseBody)
+    bodies = (ChatBody, CompletionBody, of_responses.ResponseBody, of_messages.MessagesBody)
     names = {name for body in bodies for name in body.__struct_fields__} - {*WELL_KNOWN.split()} - {*ACCEPTED_UNUSED}
     assert sorted(name for name in names if f"`{name}`" not in REFERENCE) == []
