@@ -26,8 +26,9 @@ from inflight.openai.call import Call
 from inflight.openai.call_builder import CallBuilder
 from inflight.openai.call_runner import CallRunner
 from inflight.openai.dispatcher import Dispatcher, Mailbox
-from inflight.openai.embeddings import EmbeddingBody, answer, collect_vectors, embedding_requests
-from inflight.openai.endpoint import Endpoint, Handler, send_bytes, send_json
+from inflight.openai.embedding_runner import EmbeddingRunner
+from inflight.openai.embeddings import EmbeddingBody, answer, embedding_requests
+from inflight.openai.endpoint import Endpoint, ErrorForm, Handler, send_bytes, send_json
 from inflight.openai.fields import (
     ChatBody,
     CompletionBody,
@@ -41,10 +42,11 @@ from inflight.openai.guard import Guard
 from inflight.openai.http import endless_stream
 from inflight.openai.metrics import CONTENT_TYPE, ServerMetrics
 from inflight.openai.model_names import ModelNames
+from inflight.openai.ollama.api import OllamaApi, in_ollamas_form
 from inflight.openai.page.feed import BatchFeed
 from inflight.openai.page.index import HEADERS, INDEX
 from inflight.openai.rendering import COMPLETIONS
-from inflight.openai.respond import STREAM_HEADERS, watch
+from inflight.openai.respond import STREAM_HEADERS
 from inflight.openai.responses.api import ResponsesApi
 from inflight.openai.responses.store import ResponseStore
 from inflight.openai.sentence_files import VectorOf
@@ -55,6 +57,7 @@ from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 MAX_DETOKENIZED = 2**20
 """Tokens of one body of /detokenize."""
 
@@ -90,6 +93,7 @@ class App:
         self._metrics = metrics
         self._threads = threads
         self._runner = CallRunner(dispatcher, threads, metrics, spans)
+        self._embedder = EmbeddingRunner(dispatcher, threads, metrics)
         self._feed = feed
         self._responses = ResponsesApi(
             front=front,
@@ -102,6 +106,16 @@ class App:
         )
         self._messages = MessagesApi(
             front=front, builder=builder, runner=self._runner, names=names, guard=guard, threads=threads
+        )
+        self._ollama = OllamaApi(
+            front=front,
+            builder=builder,
+            runner=self._runner,
+            embedder=self._embedder,
+            tokenizer=tokenizer,
+            names=names,
+            guard=guard,
+            vector_of=vector_of,
         )
         self._allows_lora_updates = allows_lora_updates
         self._vector_of = vector_of
@@ -124,10 +138,11 @@ class App:
             "/health/ready": _read(self._health),
             "/metrics": _read(self._metrics_text),
         }
-        routes = [Route(path, Endpoint(path, methods, self._metrics)) for path, methods in paths.items()]
-        routes += [
-            Route(path, Endpoint(path, methods, self._metrics, in_anthropics_form))
-            for path, methods in self._messages.paths().items()
+        forms: dict[str, ErrorForm] = dict.fromkeys(self._messages.paths(), in_anthropics_form)
+        forms |= dict.fromkeys(self._ollama.paths(), in_ollamas_form)
+        routes = [
+            Route(path, Endpoint(path, methods, self._metrics, forms.get(path)))
+            for path, methods in {**paths, **self._messages.paths(), **self._ollama.paths()}.items()
         ]
         every = dict.fromkeys(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"), self._unknown_path)
         return Router(routes, redirect_slashes=False, default=Endpoint("other", every, self._metrics))
@@ -163,22 +178,13 @@ class App:
             data = await self._guard.read_body(scope, receive)
             body = decode_body(data, EmbeddingBody)
             model, adapter = self._names.find(body.model)
-            mailbox = Mailbox(self._dispatcher, tenant)
 
-            def prepare() -> tuple[list[int], int]:
-                requests = embedding_requests(body, self._builder.served, self._front.limits, adapter, self._vector_of)
-                return mailbox.send(requests), sum(len(request.input_token_ids) for request in requests)
+            def build() -> list[Request]:
+                return embedding_requests(body, self._builder.served, self._front.limits, adapter, self._vector_of)
 
-            try:
-                ids, num_tokens = await self._threads.run(len(data), prepare)
-                watching = watch(receive, mailbox)
-                try:
-                    vectors = await collect_vectors(mailbox, ids, body.dimensions)
-                finally:
-                    watching.cancel()
-            finally:
-                mailbox.close()
-            self._metrics.count_tokens(num_tokens, 0)
+            vectors, num_tokens = await self._embedder.run(
+                build, tenant, receive, num_bytes=len(data), dimensions=body.dimensions
+            )
             return await send_json(send, answer(vectors, model, body.encoding_format, num_tokens))
 
     # -- tokens --------------------------------------------------------------------------------------------------------
@@ -301,7 +307,7 @@ class App:
         if not self._front.is_ready():
             raise EngineUnavailable(NOT_AVAILABLE)
         with self._feed.viewing() as join:
-            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": [EVENTS, *STREAM_HEADERS]})
             connection = endless_stream(scope)
             connection.write_chunk(b": the batch\n\n")
             join(connection)

@@ -46,6 +46,8 @@ class Rendering:
 
     whole: Callable[[Call, Generation], Whole]
     stream: Callable[[Call, Generation], Streamed]
+    content_type: bytes = b"text/event-stream; charset=utf-8"
+    """Of a stream."""
 
 
 COMPLETIONS = Rendering(WholeAnswer, StreamedAnswer)

@@ -27,7 +27,6 @@ from inflight.result import Response
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
 STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
@@ -101,7 +100,8 @@ class Responder:
         news = generation.add(await self._mailbox.take())
         self._metrics.observe_first_token(time.monotonic() - self._began)
         answer = self._rendering.stream(self._call, generation)
-        await send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *self._call.headers()]})
+        headers = [(b"content-type", self._rendering.content_type), *STREAM_HEADERS, *self._call.headers()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         status, body = 200, answer.open() + answer.add(news)
         if not generation.is_done:
             write(body)

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import ollama
 import openai
 import pytest
 from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server
@@ -176,3 +177,12 @@ def test_a_network_without_hidden_states_has_none(running: Running) -> None:
     response = running.post("/v1/embeddings", {"input": "a"})
     assert response.status_code == 400
     assert "no hidden states" in response.json()["error"]["message"]
+
+
+def test_ollamas_embeddings_are_the_same_and_long_texts_are_cut(embedding: Running) -> None:
+    client = ollama.Client(host=embedding.url, trust_env=False)
+    found = client.embed("llm", ["ab", "x" * 600], dimensions=2)
+    np.testing.assert_allclose(found.embeddings[0], of_length_1(mean(b"ab")[:2]), rtol=1e-6)
+    assert found.prompt_eval_count == 2 + 511 == 2 + len(embedding.engine.sent.input_token_ids)
+    with pytest.raises(ollama.ResponseError, match="maximum context length"):
+        client.embed("llm", "x" * 600, truncate=False)

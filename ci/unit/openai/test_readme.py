@@ -6,6 +6,7 @@ from pathlib import Path
 
 from inflight.openai.anthropic import fields as of_messages
 from inflight.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
+from inflight.openai.ollama import fields as of_ollama
 from inflight.openai.responses import fields as of_responses
 from inflight.openai_options import SETTABLE, OpenAIOptions
 
@@ -29,6 +30,7 @@ def test_refused_fields() -> None:
     assert rows("field") == [[name, why] for name, (_, why) in REFUSED.items()]
     assert rows("field of a response") == [[name, why] for name, (_, why) in of_responses.REFUSED.items()]
     assert rows("field of a message") == [[name, why] for name, (_, why) in of_messages.REFUSED.items()]
+    assert rows("field of a text") == [[name, why] for name, (_, why) in of_ollama.REFUSED.items()]
 
 
 def test_settings() -> None:
@@ -40,6 +42,6 @@ def test_settings() -> None:
 
 
 def test_every_field_is_named() -> None:
-    bodies = (ChatBody, CompletionBody, of_responses.ResponseBody, of_messages.MessagesBody)
+    bodies = (ChatBody, CompletionBody, of_responses.ResponseBody, of_messages.MessagesBody, of_ollama.Options)
     names = {name for body in bodies for name in body.__struct_fields__} - {*WELL_KNOWN.split()} - {*ACCEPTED_UNUSED}
     assert sorted(name for name in names if f"`{name}`" not in REFERENCE) == []

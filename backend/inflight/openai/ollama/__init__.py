@@ -1,0 +1,6 @@
+"""Ollama's API over the same engine.
+
+fields ─> asks ─> Served, Call      a body becomes what its client wants
+rendering                           what the model writes becomes one JSON object, or a line of JSON for each piece
+api                                 the paths
+"""
