@@ -135,7 +135,7 @@ def _blocks(given: list[dict[str, Any]], kinds: dict[str, type[Block]], where: s
         place, kind = f"{where}[{index}]", each.get("type")
         if kind == "redacted_thinking":
             raise unsupported(place, "only the service that has encrypted thinking can read it")
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             raise unsupported(f"{place}.type", f"{safe_text(str(kind))} is none of {', '.join(kinds)}: {ONLY_TEXT}")
         yield read_struct(each, kinds[kind], place)
 

@@ -42,6 +42,7 @@ def said_by(*blocks: dict[str, Any]) -> dict[str, Any]:
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "other"}}, "other"),
         (said_by({"type": "image", "source": {}}), r"messages\[0\].content\[0\].type is not supported: image is none"),
         (said_by({"type": "text"}), "text"),
+        (said_by({"type": ["text"]}), r"messages\[0\].content\[0\].type is not supported: \['text'\] is none of text"),
         (said_by(CALL), "tool_use is none of text, tool_result"),
         (
             {"messages": [{"role": "assistant", "content": [{"type": "redacted_thinking", "data": "x"}]}]},
