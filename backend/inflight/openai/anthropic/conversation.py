@@ -61,17 +61,17 @@ KINDS: dict[str, dict[str, type[Block]]] = {
 
 def chat_messages(given: list[MessageParam], system: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Raises APIError."""
-    messages: list[dict[str, Any]] = []
+    turns: list[list[dict[str, Any]]] = []
     if system:
-        messages.append({"role": "system", "content": joined(system, "system")})
+        turns.append([{"role": "system", "content": joined(system, "system")}])
     for index, message in enumerate(given):
         for each in _of_message(message, f"messages[{index}].content"):
-            last = messages[-1] if messages else None
+            last = turns[-1][-1] if turns else None
             if last is not None and last["role"] == each["role"] != "tool" and "tool_calls" not in last:
-                _append(last, each)
+                turns[-1].append(each)
             else:
-                messages.append(each)
-    return messages
+                turns.append([each])
+    return [_one(turn) for turn in turns]
 
 
 def joined(content: str | list[dict[str, Any]], where: str) -> str:
@@ -121,13 +121,12 @@ def _answer(blocks: list[Block]) -> dict[str, Any]:
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _append(last: dict[str, Any], more: dict[str, Any]) -> None:
-    """A message of the same role."""
-    last["content"] = "\n".join(filter(None, (last["content"], more["content"])))
-    if thought := more.get("reasoning"):
-        last["reasoning"] = "\n".join(filter(None, (last.get("reasoning"), thought)))
-    if "tool_calls" in more:
-        last["tool_calls"] = more["tool_calls"]
+def _one(turn: list[dict[str, Any]]) -> dict[str, Any]:
+    """Messages of one role as one. Only the last may call tools."""
+    message = {**turn[-1], "content": "\n".join(each["content"] for each in turn if each["content"])}
+    if thoughts := [each["reasoning"] for each in turn if each.get("reasoning")]:
+        message["reasoning"] = "\n".join(thoughts)
+    return message
 
 
 def _blocks(given: list[dict[str, Any]], kinds: dict[str, type[Block]], where: str) -> Iterator[Block]:

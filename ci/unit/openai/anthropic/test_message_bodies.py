@@ -83,6 +83,13 @@ def test_turns_of_one_role_are_one(thinking: Running) -> None:
     assert prompt == "user: a\nb\nassistant: c\nuser: d\ne\nassistant: "
 
 
+def test_turns_of_one_role_take_no_longer_together_than_one(thinking: Running) -> None:
+    """To put each behind all before it would take minutes, and the length of the prompt is checked later."""
+    turns = [{"role": "user", "content": "a" * 8_000_000}, *({"role": "user", "content": "b"} for _ in range(200_000))]
+    response = thinking.post(PATH, {**BODY, "messages": turns})
+    assert response.status_code == 413 and "max_text_bytes" in response.text
+
+
 def test_what_agents_send_besides(thinking: Running) -> None:
     """As Claude Code does: marks for the cache, edits of thoughts, an effort, and a query."""
     mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
