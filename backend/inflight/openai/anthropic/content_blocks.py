@@ -81,18 +81,18 @@ class ContentBlocks:
         self._blocks: list[ContentBlock] = []
         self._head = b""
         """Of the open block's deltas."""
+        self._space: tuple[str, list[str]] = "", []
+        """White space that was read last, and the kind of block that it begins if text follows."""
 
-    def open_text(self) -> bytes:
-        """Begin with a text block, which there will be in any case. Returns the events, as the others do."""
-        return self._open(text_block())
+    def open(self) -> bytes:
+        """Begin: where all text is content, with its block, which may stay empty. Returns the events, as the others
+        do."""
+        return self._open(text_block()) if self._reader is None else b""
 
     def add(self, text: str) -> bytes:
         if self._reader is not None:
             return self._take(self._reader.feed(text))
-        if not text:
-            return b""
-        opening = b"" if self._blocks else self.open_text()
-        return opening + self._grow(text)
+        return self._grow(text) if text else b""
 
     def finish(self) -> bytes:
         """No more text comes."""
@@ -116,14 +116,20 @@ class ContentBlocks:
             if isinstance(piece, ToolCallStarted):
                 events.append(self._open(call_block(piece)))
                 continue
+            text = piece.text
             if isinstance(piece, Content | Reasoning):
                 block = text_block() if isinstance(piece, Content) else thinking_block()
                 if not self._blocks or self._blocks[-1].kind != block.kind:
+                    if self._space[0] != block.kind:
+                        self._space = block.kind, []
+                    spaces = self._space[1]
+                    spaces.append(text)
                     # Models write line breaks between their thoughts, their answer and their calls.
-                    if not piece.text.strip():
+                    if not text.strip():
                         continue
+                    text = "".join(spaces)
                     events.append(self._open(block))
-            events.append(self._grow(piece.text))
+            events.append(self._grow(text))
         return b"".join(events)
 
     def _open(self, block: ContentBlock) -> bytes:
@@ -131,10 +137,12 @@ class ContentBlocks:
         index = len(self._blocks)
         self._blocks.append(block)
         self._head = block.delta_head(index)
+        self._space = "", []
         return closing + block.start(index)
 
     def _grow(self, text: str) -> bytes:
         self._blocks[-1].grow(text)
+        self._space = "", []
         return b"".join((self._head, _encode(text), DELTA_TAIL))
 
     def _close(self) -> bytes:

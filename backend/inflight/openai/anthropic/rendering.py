@@ -70,6 +70,10 @@ class GrowingMessage:
 
 
 class WholeMessage(GrowingMessage):
+    def __init__(self, call: Call, generation: Generation, max_tokens: int) -> None:
+        super().__init__(call, generation, max_tokens)
+        self._blocks.open()
+
     def add(self, news: News) -> None:
         self._grow(news)
 
@@ -83,7 +87,7 @@ class StreamedMessage(GrowingMessage):
         message = {**self._head(), **nothing, "usage": {**self._usage(), "output_tokens": 0}}
         opening = event_frame("message_start", {"type": "message_start", "message": message})
         opening += event_frame("ping", {"type": "ping"})
-        return opening if self._call.prepared.format is not None else opening + self._blocks.open_text()
+        return opening + self._blocks.open()
 
     def add(self, news: News) -> bytes:
         events = self._grow(news)

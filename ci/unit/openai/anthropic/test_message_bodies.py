@@ -142,6 +142,13 @@ def test_events_are_named_and_in_order(thinking: Running) -> None:
     ]
 
 
+def test_an_answer_without_text_is_the_same_whole_and_as_events(running: Running) -> None:
+    running.engine.script = say("")
+    assert running.post(PATH, BODY).json()["content"] == [{"type": "text", "text": ""}]
+    text = running.post(PATH, {**BODY, "stream": True}).text
+    assert text.count("event: content_block_start") == 1 and "content_block_delta" not in text
+
+
 def test_a_stream_that_fails_ends_with_an_error(running: Running) -> None:
     """Behind text that has come on the short way, on which nearly every token goes."""
     running.engine.script = say("Hel", ends=False)
