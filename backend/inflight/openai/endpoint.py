@@ -14,7 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from inflight.errors import InflightError
 from inflight.executor.front.front import SHUT_DOWN
-from inflight.openai.api_error import INTERNAL, APIError, of_engine, overloaded
+from inflight.openai.api_error import INTERNAL, APIError, of_engine, of_validation, overloaded
 from inflight.openai.dispatcher import ClientGone
 from inflight.openai.http import connection_of
 from inflight.openai.metrics import ServerMetrics
@@ -58,6 +58,8 @@ class Endpoint:
             return await self._send_error(send, error)
         except InflightError as error:
             return await self._send_error(send, of_engine(error))
+        except RecursionError as error:  # a body that could just be read is written deeper within a schema
+            return await self._send_error(send, of_validation(error))
         except ClientGone:
             return CLIENT_GONE
         except asyncio.CancelledError:  # this process ends, and the time to drain is over
