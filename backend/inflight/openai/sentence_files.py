@@ -16,6 +16,7 @@ import msgspec
 from inflight.checkpoint_files import MODULES, POOLING
 from inflight.errors import ConfigurationError
 from inflight.output_config import Pooling
+from inflight.text.safe_text import safe_text
 
 Kind = TypeVar("Kind")
 VectorOf = Pooling | Literal["last"]
@@ -30,19 +31,26 @@ COMPUTED = ("Transformer", "Pooling", "Normalize")
 REMEDY = f"set embedding_pooling of the OpenAI server to {', '.join((*get_args(Pooling), 'last'))}"
 
 
+class Module(msgspec.Struct, frozen=True):
+    type: str
+    """Name of a class, with its package."""
+
+
 def find_pooling(folder: Path) -> VectorOf:
     """The mean where the checkpoint has no such files. Raises ConfigurationError."""
-    modules = _read(folder / MODULES, list)
-    kinds = [str(each.get("type")).rpartition(".")[2] for each in modules or [] if isinstance(each, dict)]
+    kinds = [each.type.rpartition(".")[2] for each in _read(folder / MODULES, list[Module]) or []]
     for kind in kinds:
         if kind not in COMPUTED:
-            raise ConfigurationError(f"{MODULES} of the checkpoint has a {kind}, which is not computed here: {REMEDY}")
-    config = _read(folder / POOLING, dict)
+            named = safe_text(kind)
+            raise ConfigurationError(f"{MODULES} of the checkpoint has a {named}, which is not computed here: {REMEDY}")
+    config = _read(folder / POOLING, dict[str, Any])
     if config is None:
+        if "Pooling" in kinds:
+            raise ConfigurationError(f"{MODULES} of the checkpoint has a Pooling, and {POOLING} is missing: {REMEDY}")
         return "mean"
     found = _modes(config)
     if len(found) != 1 or found[0] not in MODES:
-        modes = " and ".join(found) or "nothing"
+        modes = safe_text(" and ".join(found)) or "nothing"
         raise ConfigurationError(f"{POOLING} of the checkpoint asks for {modes}, which is not computed here: {REMEDY}")
     return MODES[found[0]]
 
@@ -50,7 +58,10 @@ def find_pooling(folder: Path) -> VectorOf:
 def _modes(config: dict[str, Any]) -> list[str]:
     given = config.get("pooling_mode")
     if given is not None:
-        return [str(each) for each in given] if isinstance(given, list) else [str(given)]
+        names = given if isinstance(given, list) else [given]
+        if not all(isinstance(each, str) for each in names):
+            raise ConfigurationError(f"pooling_mode in {POOLING} of the checkpoint is no name: {REMEDY}")
+        return names
     return [
         name.removeprefix(OLD_PREFIX).removesuffix(OLD_ENDING)
         for name, value in config.items()

@@ -143,11 +143,27 @@ def test_pooling_is_what_the_checkpoints_files_say(tmp_path: Path, config: objec
         ({"pooling_mode": ["mean", "max"]}, [], "asks for mean and max"),
         ({}, [], "asks for nothing"),
         ({"pooling_mode": "mean"}, ["Dense"], "has a Dense, which is not computed here"),
+        ({"pooling_mode": "a\nb" * 1000}, [], r"asks for (a\\nb)+a?\.\.\., which"),
+        ({"pooling_mode": ["mean", 1]}, [], "pooling_mode in 1_Pooling/config.json of the checkpoint is no name"),
         ([], [], "1_Pooling/config.json cannot be read"),
     ],
 )
 def test_what_is_not_computed_is_named(tmp_path: Path, config: object, more: list[str], sentence: str) -> None:
     write_files(tmp_path, config, *more)
+    with pytest.raises(ConfigurationError, match=sentence):
+        find_pooling(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("modules", "sentence"),
+    [
+        ([["Pooling"]], "modules.json cannot be read"),
+        ([{"type": 1}], "modules.json cannot be read"),
+        ([{"type": "models.Pooling"}], "has a Pooling, and 1_Pooling/config.json is missing: set embedding_pooling"),
+    ],
+)
+def test_nothing_stands_in_for_what_the_modules_do_not_say(tmp_path: Path, modules: object, sentence: str) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ConfigurationError, match=sentence):
         find_pooling(tmp_path)
 
