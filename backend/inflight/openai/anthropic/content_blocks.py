@@ -7,6 +7,7 @@ content_block_stop
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -77,7 +78,8 @@ class ContentBlocks:
 
     def __init__(self, format: ChatFormat | None) -> None:
         """`format`: None if all text is content."""
-        self._reader = None if format is None else ChatReader(format)
+        # A call of a tool that the request names is a reason as well, unlike at OpenAI.
+        self._reader = None if format is None else ChatReader(replace(format, calls_are_a_reason=True))
         self._blocks: list[ContentBlock] = []
         self._head = b""
         """Of the open block's deltas."""

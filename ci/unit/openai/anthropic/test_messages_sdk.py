@@ -120,6 +120,19 @@ def test_why_it_ends(
         assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
 
 
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "ping"}])
+def test_calls_that_are_asked_for_are_why_it_ends(
+    thinking: Running, client: anthropic.Anthropic, choice: dict[str, str]
+) -> None:
+    """Also of a named tool, where OpenAI's API says stop."""
+    thinking.engine.script = say('[{"name": "ping", "parameters": {"a": 1}}]')
+    options = {"tools": [PING], "tool_choice": choice}
+    for message in (create(client, **options), stream(client, **options)[1]):
+        (call,) = message.content
+        assert call.type == "tool_use" and call.input == {"a": 1}
+        assert message.stop_reason == "tool_use"
+
+
 def test_an_answer_that_is_begun_is_continued(thinking: Running, client: anthropic.Anthropic) -> None:
     create(client, messages=[*MESSAGES, {"role": "assistant", "content": "The answer is ("}])
     prompt = bytes(thinking.engine.sent.input_token_ids).decode()
