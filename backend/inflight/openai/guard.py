@@ -34,9 +34,9 @@ class Guard:
         """Number of the request's key; None if none is needed. Raises APIError."""
         if not self._keys.are_needed:
             return None
-        # Anthropic's clients have a header of their own.
-        key = header(scope, b"x-api-key")
-        number = self._keys.find(header(scope, b"authorization") or (b"Bearer " + key if key else b""))
+        number = self._keys.find(header(scope, b"authorization"))
+        if number is None and (key := header(scope, b"x-api-key")):  # Anthropic's clients have a header of their own
+            number = self._keys.find(b"Bearer " + key)
         if number is None:
             raise APIError(
                 401,

@@ -171,7 +171,8 @@ def test_a_key_may_come_in_anthropics_header(tmp_path: Path) -> None:
     engine = PlayedEngine()
     with openai_server(engine, checkpoint_folder(tmp_path / "c"), api_key_file=str(tmp_path / "keys")) as url:
         running = Running(url, engine)
-        assert running.post(PATH, BODY, headers={"x-api-key": key}).status_code == 200
+        for others in ({}, {"authorization": "Basic eDp5"}):
+            assert running.post(PATH, BODY, headers={"x-api-key": key, **others}).status_code == 200
         for headers in ({}, {"x-api-key": "another-one-entirely"}):
             response = running.post(PATH, BODY, headers=headers)
             assert response.status_code == 401
