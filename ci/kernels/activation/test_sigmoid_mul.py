@@ -35,6 +35,14 @@ def test_reference_is_its_formula() -> None:
     torch.testing.assert_close(reference.sigmoid_mul(x, gate), x / (1 + torch.exp(-gate)))
 
 
+def test_a_rows_bits_in_torch_do_not_depend_on_the_other_rows() -> None:
+    x, gate = torch.randn(101, 3), torch.randn(101, 1)
+    whole = reference.sigmoid_mul(x, gate)
+    for count in (1, 7):
+        parts = zip(x.split(count), gate.split(count), strict=True)
+        assert torch.equal(whole, torch.cat([reference.sigmoid_mul(*part) for part in parts]))
+
+
 def test_launcher_checks_its_tensors() -> None:
     with pytest.raises(ValueError, match=r"gate must have shape \(2, 8\), got \(2, 4\)"):
         gpu.sigmoid_mul(torch.randn(2, 8), torch.randn(2, 4))

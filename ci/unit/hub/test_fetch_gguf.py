@@ -79,8 +79,8 @@ def test_what_is_named_must_be_one_of_them(fetcher: Fetcher, hub: LoopbackHub, w
     ("head", "sentence"),
     [
         (
-            struct.pack("<4sIQQQ20sIQ6s", b"GGUF", 3, 0, 9, 20, b"general.architecture", 8, 6, b"gemma4"),
-            "general.architecture 'gemma4' is not supported in GGUF files; these are: llama,",
+            struct.pack("<4sIQQQ20sIQ6s", b"GGUF", 3, 0, 9, 20, b"general.architecture", 8, 6, b"mamba2"),
+            "general.architecture 'mamba2' is not supported in GGUF files; these are: llama,",
         ),
         (b"<html>" * 9, "m-Q4_K_M.gguf is not a GGUF file: it begins with b'<htm', not with b'GGUF'"),
     ],

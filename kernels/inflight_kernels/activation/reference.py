@@ -13,6 +13,12 @@ from inflight_kernels.activation.kinds import Activation
 from inflight_kernels.quantization.reference import quantize_per_token
 
 
+def sigmoid(x: Tensor) -> Tensor:
+    """Not torch's, which on CPUs gives an element other bits where it is among a tensor's last ones, which fill no
+    vector: they would depend on the rows beside it."""
+    return 1.0 / (1.0 + torch.exp(-x))
+
+
 def _gelu(x: Tensor) -> Tensor:
     """Not torch's, which on CPUs gives other bits for a view of a wider tensor, and so for one row and for several."""
     wide = x.float()
@@ -22,7 +28,7 @@ def _gelu(x: Tensor) -> Tensor:
 def _gelu_tanh(x: Tensor) -> Tensor:
     """Likewise; (1 + tanh(u)) / 2 = sigmoid(2 u)."""
     wide = x.float()
-    return (wide * torch.sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (wide + 0.044715 * wide**3))).to(x.dtype)
+    return (wide * sigmoid(2.0 * math.sqrt(2.0 / math.pi) * (wide + 0.044715 * wide**3))).to(x.dtype)
 
 
 FUNCTIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {
@@ -45,7 +51,7 @@ def activate_and_mul(gate_up: Tensor, activation: Activation = Activation.SILU) 
     gate, up = gate_up.chunk(2, dim=-1)
     if activation is Activation.CLAMPED_SWIGLU:
         gate, up = gate.float().clamp(max=7.0), up.float().clamp(-7.0, 7.0)
-        return (gate * torch.sigmoid(1.702 * gate) * (up + 1.0)).to(gate_up.dtype)
+        return (gate * sigmoid(1.702 * gate) * (up + 1.0)).to(gate_up.dtype)
     return activate(gate, activation) * up
 
 
@@ -61,8 +67,8 @@ def activate_and_mul_quantized(
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:
-    """In float32, rounded once. Of a view torch's sigmoid may have other bits."""
-    return (x.float() * torch.sigmoid(gate.float().contiguous())).to(x.dtype)
+    """In float32, rounded once."""
+    return (x.float() * sigmoid(gate.float())).to(x.dtype)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

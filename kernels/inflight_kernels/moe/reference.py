@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from inflight_kernels.activation.kinds import Activation
-from inflight_kernels.activation.reference import activate, activate_and_mul
+from inflight_kernels.activation.reference import activate, activate_and_mul, sigmoid
 from inflight_kernels.matmul.coded_weight import CodedWeight
 from inflight_kernels.matmul.reference import block_scaled_linear, coded_linear, linear
 from inflight_kernels.matmul.weight_formats import BLOCK_INPUTS, BlockScaledWeight
@@ -24,7 +24,7 @@ def route_experts(
     logits = router_logits.float()
     logits = logits.masked_fill(logits.isnan(), float("-inf"))
     if routing.scores is Scores.SIGMOID:
-        scores, total = logits.sigmoid(), None
+        scores, total = sigmoid(logits), None
     else:
         peak = logits.amax(dim=-1, keepdim=True).clamp(min=-3.0e38)
         scores = torch.exp(logits - peak)

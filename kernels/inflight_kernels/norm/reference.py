@@ -44,7 +44,8 @@ def rms_norm_of_part(
 ) -> Tensor:
     """RMSNorm of (T, C) by the squares of all columns."""
     first, *others = (squares.sums_TP[:, part] for part in squares.parts)
-    factor = torch.rsqrt(sum(others, first) / squares.num_columns + eps)[:, None]
+    # torch's rsqrt gives the last numbers of a tensor, which fill no vector, other bits.
+    factor = 1.0 / torch.sqrt(sum(others, first) / squares.num_columns + eps)[:, None]
     share = None if gate is None else F.silu(gate.float().contiguous())
     wide = x.float() if share is None or not gate_first else x.float() * share
     normed = wide * factor
