@@ -26,6 +26,13 @@ class PromptEncoder:
         encode = self._tokenizer.encode if add_special_tokens else self._tokenizer.encode_plain
         return encode(prompt)
 
+    def encode_beginning(self, text: str, limits: RequestLimits, most: int) -> list[int]:
+        """The leading `most` tokens of a text, at most `max_input_len`. Raises Refusal."""
+        per_token = self._tokenizer.max_bytes_per_token
+        if per_token is not None:
+            text = text.encode("utf-8", "surrogatepass")[: most * per_token].decode("utf-8", "ignore")
+        return self.encode(text, limits)[:most]
+
     def _check_length(self, text: str, limits: RequestLimits) -> None:
         if self._max_text_bytes is None:
             return

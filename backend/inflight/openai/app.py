@@ -112,7 +112,7 @@ class App:
             builder=builder,
             runner=self._runner,
             embedder=self._embedder,
-            tokenizer=tokenizer,
+            encoder=encoder,
             names=names,
             guard=guard,
             vector_of=vector_of,

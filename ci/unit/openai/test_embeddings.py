@@ -202,3 +202,4 @@ def test_ollamas_embeddings_are_the_same_and_long_texts_are_cut(embedding: Runni
     assert found.prompt_eval_count == 2 + 511 == 2 + len(embedding.engine.sent.input_token_ids)
     with pytest.raises(ollama.ResponseError, match="maximum context length"):
         client.embed("llm", "x" * 600, truncate=False)
+    assert client.embed("llm", "ß" * 600).prompt_eval_count == 511

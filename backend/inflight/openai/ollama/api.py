@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from inflight.asking.ask import Ask
+from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.executor.front.front import Front
 from inflight.lora import LoRARequest
-from inflight.openai.api_error import APIError
+from inflight.openai.api_error import APIError, in_words
 from inflight.openai.call import Call
 from inflight.openai.call_builder import CallBuilder
 from inflight.openai.call_runner import CallRunner
@@ -29,7 +30,6 @@ from inflight.openai.rendering import Rendering
 from inflight.openai.sentence_files import VectorOf
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
-from inflight.text.tokenizer import Tokenizer
 
 BodyT = TypeVar("BodyT", ChatBody, GenerateBody)
 LATEST = ":latest"
@@ -49,7 +49,7 @@ class OllamaApi:
         builder: CallBuilder,
         runner: CallRunner,
         embedder: EmbeddingRunner,
-        tokenizer: Tokenizer,
+        encoder: PromptEncoder,
         names: ModelNames,
         guard: Guard,
         vector_of: VectorOf,
@@ -59,7 +59,7 @@ class OllamaApi:
         self._builder = builder
         self._runner = runner
         self._embedder = embedder
-        self._tokenizer = tokenizer
+        self._encoder = encoder
         self._names = names
         self._guard = guard
         self._vector_of = vector_of
@@ -141,9 +141,10 @@ class OllamaApi:
             )
 
     def _cut(self, text: str, limits: RequestLimits) -> list[int]:
-        """As many leading tokens of a text as the engine takes."""
-        most, per_token = min(limits.max_input_len, limits.max_seq_len - 1), self._tokenizer.max_bytes_per_token
-        return self._tokenizer.encode(text if per_token is None else text[: most * per_token])[:most]
+        """As many leading tokens of a text as the engine takes. Raises APIError."""
+        most = min(limits.max_input_len, limits.max_seq_len - 1, limits.kv_cache_tokens)
+        with in_words({"prompt": "input"}):
+            return self._encoder.encode_beginning(text, limits, most)
 
     async def _tags(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
