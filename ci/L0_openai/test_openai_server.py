@@ -23,7 +23,7 @@ from server_metrics import REQUESTS, Metrics
 from server_process import MODEL_REPOSITORY, ServerProcess
 from waiting import until
 
-from ci.unit.openai.page.browser import Browser, find_chromium
+from ci.unit.http.page.browser import Browser, find_chromium
 from inflight_client import Client
 
 pytestmark = pytest.mark.long

@@ -31,7 +31,7 @@ def serve(num_streams: int, num_tokens: int, step_ms: float, path: str) -> dict[
     from openai_server import checkpoint_folder, openai_server
     from replaying_engine import ReplayingEngine
 
-    from inflight.openai.serve import calm_gc, new_loop
+    from inflight.http.serve import calm_gc, new_loop
 
     tokenizer = merged_byte_tokenizer()
     engine = ReplayingEngine(tokenizer.encode_plain(WORDS), num_streams, num_tokens, step_ms / 1000)

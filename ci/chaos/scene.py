@@ -58,7 +58,7 @@ class Scene:
         found: dict[str, int] = {}
         for pid in self.server.pids:
             command = command_of(pid)
-            if b"inflight.openai" in command:
+            if b"inflight.http" in command:
                 found[OPENAI] = pid
             elif b"inflight.worker" in command:
                 if self._serves_now(pid):

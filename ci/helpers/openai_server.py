@@ -19,7 +19,7 @@ from fake_tokenizer import END, byte_tokenizer
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
 from inflight.executor.front.front import Front
-from inflight.openai.serve import OpenAIServer, listen
+from inflight.http.serve import OpenAIServer, listen
 from inflight.openai_options import OpenAIOptions
 from inflight.request import Request
 from inflight.request_limits import RequestLimits

@@ -163,7 +163,7 @@ class ServerProcess:
     @property
     def openai_pid(self) -> int:
         """Of the OpenAI server."""
-        return next(pid for pid in self.pids if b"inflight.openai" in command_of(pid))
+        return next(pid for pid in self.pids if b"inflight.http" in command_of(pid))
 
     @property
     def metrics_url(self) -> str:

@@ -23,7 +23,7 @@ import openai
 from PIL import Image
 
 from ci.pictures import dashboard
-from ci.unit.openai.page.browser import Browser, find_chromium
+from ci.unit.http.page.browser import Browser, find_chromium
 from inflight_client import Client
 
 ROOT = Path(__file__).resolve().parents[2]

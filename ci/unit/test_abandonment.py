@@ -14,7 +14,7 @@ from waiting import until
 
 from inflight.abandonment import Supervised, end_when_abandoned
 from inflight.errors import ConfigurationError
-from inflight.openai.serve import serve
+from inflight.http.serve import serve
 from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.server.processing import PROCESSES

@@ -254,8 +254,8 @@ def _attach(checkpoint: str | None, options: OpenAIOptions) -> None:
 
         from inflight.errors import ConfigurationError
         from inflight.gguf.folder import with_folders
+        from inflight.http.serve import serve as run
         from inflight.hub.local_checkpoint import local_checkpoint
-        from inflight.openai.serve import serve as run
         from inflight.supervisor.installation import find_model_repository
     except ImportError as error:
         raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None

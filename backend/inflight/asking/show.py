@@ -17,3 +17,11 @@ class Show(msgspec.Struct, frozen=True, kw_only=True):
     """Whether they have text."""
     reasoning: bool = True
     """Whether what the model thinks before it answers is shown, where it can be told apart."""
+
+
+def output_config(log_probs: int | None, *, of_prompt: bool = False) -> OutputConfig:
+    """`log_probs`: how many of the likeliest tokens have some beside each; None = none has. `of_prompt`: whether the
+    prompt's tokens have some, too."""
+    if log_probs is None:
+        return OutputConfig()
+    return OutputConfig(return_log_probs=True, num_log_probs=log_probs, return_prompt_log_probs=of_prompt)

@@ -27,7 +27,7 @@ from inflight.supervisor.own_program import command_of, environment_of
 from inflight.supervisor.process_id import ProcessId
 from inflight.supervisor.tritonserver import ended
 
-MODULE = "inflight.openai"
+MODULE = "inflight.http"
 
 OPTIONS_FILE = "openai.json"
 """In the run directory: the options of the OpenAI server."""

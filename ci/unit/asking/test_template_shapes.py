@@ -23,7 +23,7 @@ from inflight.asking.template_habits import Habits
 from inflight.asking.tools.events import Content, ToolCallArguments, ToolCallStarted
 from inflight.asking.tools.parser import make_tool_parser
 from inflight.asking.tools.tool import Tool
-from inflight.openai.messages import read_messages
+from inflight.http.dialects.messages import read_messages
 
 CHECKPOINT = Path(__file__).resolve().parents[3] / "model_repository" / "llm" / "1" / "checkpoint"
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}

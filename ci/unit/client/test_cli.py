@@ -322,7 +322,7 @@ def test_openai_serves_without_tritonserver(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_openai_attaches_to_an_engine_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("inflight.openai.serve.serve", lambda options, tells_absence: given.append(options))
+    monkeypatch.setattr("inflight.http.serve.serve", lambda options, tells_absence: given.append(options))
     assert run("openai", "/models/m", "--engine", "mine", "--set", "max_seq_len=99").exit_code == 0
     (options,) = given
     assert (options.engine, options.launches_ranks) == ("mine", False)

@@ -12,7 +12,7 @@ import pytest
 from load_exports import ONE, exported, result_of, two_sweeps
 from rich.console import Console
 
-from ci.unit.openai.page.browser import Browser, find_chromium
+from ci.unit.http.page.browser import Browser, find_chromium
 from inflight_client import LoadTestError
 from inflight_client.load_test import (
     LoadTestOptions,

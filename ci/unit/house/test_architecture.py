@@ -17,7 +17,7 @@ from sources import FOLDERS, PACKAGES, ROOT, Import, imports_of, module_of
 
 import inflight
 
-TOP = ("server", "openai")
+TOP = ("server", "http")
 """Rooms at the head of the stairs, which meet in none but those below."""
 STAIRS = ("executor", "batch_manager", "runtime", "models", "layers")
 """Each room imports only from rooms further to the right, and from the ground floor."""
@@ -26,12 +26,12 @@ BESIDE = {
     "supervisor": frozenset[str](),
     "distributed": frozenset({"executor", "runtime", "models", "layers"}),
     # What a client wants is the same for every server and for programs that use the engine as a library.
-    "asking": frozenset({"server", "openai", "executor"}),
+    "asking": frozenset({"server", "http", "executor"}),
     # Text is for whoever meets people: the two servers, and programs that use the engine as a library. Masks are made
     # of the bytes of tokens.
-    "text": frozenset({"server", "openai", "asking", "executor", "runtime"}),
+    "text": frozenset({"server", "http", "asking", "executor", "runtime"}),
     # Guides are translated where requests arrive; the ranks' matchers share the bounds.
-    "guides": frozenset({"server", "openai", "asking", "executor", "runtime"}),
+    "guides": frozenset({"server", "http", "asking", "executor", "runtime"}),
     # Models are fetched by whoever starts ranks, before it does; ranks only know how to show where one is from.
     "hub": frozenset({"supervisor", "server", "executor", "runtime"}),
     # Folders are made of GGUF files where models are fetched; ranks read the tensors.
@@ -42,6 +42,9 @@ it says so."""
 PUBLIC_NAMES = frozenset(inflight.__all__)
 WIRE_ENDS = frozenset({"front", "launchers", "rank"})
 """Rooms of the executor that meet only in its `wire`, which imports none of them."""
+DIALECTS = frozenset({"openai", "anthropic", "ollama"})
+ROOF = frozenset({"inflight.http.app", "inflight.http.serve"})
+"""Modules of the HTTP server that put its dialects together."""
 KERNEL_USERS = frozenset({"runtime", "models", "layers", "distributed"})
 GROUND = "ground floor"
 ENTRANCES = {"inflight.worker": "executor"}
@@ -123,6 +126,21 @@ def ends_meet_in_the_wire(source: Source) -> Iterator[str]:
         target = _executor_room(each.module)
         if (end in WIRE_ENDS and target in WIRE_ENDS - {end}) or (end == "wire" and target in WIRE_ENDS):
             yield f"{source.path}:{each.line}: {end} imports {each.module}"
+
+
+def dialects_stand_apart(source: Source) -> Iterator[str]:
+    """None knows another, and of the server only its roof knows any."""
+    own = _dialect(source.module)
+    in_server = source.module.startswith("inflight.http.") and source.module not in ROOF
+    for each in source.imports:
+        target = _dialect(each.origin)
+        if in_server and target and target != own:
+            yield f"{source.path}:{each.line}: {source.module} imports {each.module}"
+
+
+def _dialect(module: str) -> str:
+    parts = module.split(".")
+    return parts[3] if parts[:3] == ["inflight", "http", "dialects"] and parts[3:4] and parts[3] in DIALECTS else ""
 
 
 def _executor_room(module: str) -> str:
@@ -235,6 +253,7 @@ def _is_on(call: ast.Call, keyword: str) -> bool:
 RULES: tuple[Callable[[Source], Iterator[str]], ...] = (
     one_way,
     ends_meet_in_the_wire,
+    dialects_stand_apart,
     ranks_know_no_text,
     the_door_is_light,
     no_torch_in_the_batch_manager,
@@ -275,13 +294,15 @@ def test_the_code_keeps_the_rule(rule: Callable[[Source], Iterator[str]]) -> Non
         (one_way, "inflight.batch_manager.x", "from inflight.distributed.mpi import MpiRankGroup"),
         (one_way, "inflight.distributed.x", "from inflight.runtime.device import choose_device"),
         (one_way, "inflight.server.x", "from inflight.supervisor import processes"),
-        (one_way, "inflight.openai.x", "from inflight.server.reply import Reply"),
-        (one_way, "inflight.server.x", "from inflight.openai.choice import Choice"),
+        (one_way, "inflight.http.x", "from inflight.server.reply import Reply"),
+        (one_way, "inflight.server.x", "from inflight.http.choice import Choice"),
         (one_way, "inflight.supervisor.x", "from inflight import server"),
         (one_way, "inflight.request", "from inflight.layers.mlp import GatedMLP"),
         (one_way, "inflight.executor.x", "import inflight_kernels"),
         (ends_meet_in_the_wire, "inflight.executor.front.x", "from inflight.executor.launchers.mpi import Mpi"),
         (ends_meet_in_the_wire, "inflight.executor.wire.x", "def f():\n    import inflight.executor.rank.worker"),
+        (dialects_stand_apart, "inflight.http.guard", "from inflight.http.dialects.openai.errors import TYPES"),
+        (dialects_stand_apart, "inflight.http.dialects.ollama.x", "from inflight.http.dialects.openai import fields"),
         (one_way, "inflight.text.x", "from inflight.server.reply import Reply"),
         (one_way, "inflight.batch_manager.x", "from inflight.text.tokenizer import Tokenizer"),
         (ranks_know_no_text, "inflight.executor.rank.x", "from inflight.text.tokenizer import Tokenizer"),
@@ -352,9 +373,9 @@ def test_no_file_can_be_taken_for_the_language_or_the_server() -> None:
             ("inflight.server", "inflight.executor", "inflight.text"),
             "torch transformers triton mpi4py inflight_kernels jinja2",
         ),
-        (("inflight.openai",), "torch transformers triton mpi4py inflight_kernels tritonclient"),
+        (("inflight.http",), "torch transformers triton mpi4py inflight_kernels tritonclient"),
     ],
-    ids=["supervisor", "batch_manager", "stub", "openai"],
+    ids=["supervisor", "batch_manager", "stub", "http"],
 )
 def test_light_rooms_load_nothing_heavy(rooms: tuple[str, ...], heavy: str) -> None:
     modules = [source.module for source in sources() if source.module.startswith(tuple(f"{room}." for room in rooms))]

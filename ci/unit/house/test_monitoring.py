@@ -9,8 +9,8 @@ import pytest
 
 from ci.dashboard import FILE, expressions, text
 from inflight.engine_description import EngineDescription
+from inflight.http.metrics import ServerMetrics
 from inflight.metric_families import FAMILIES
-from inflight.openai.metrics import ServerMetrics
 
 MONITORING = Path(__file__).resolve().parents[3] / "backend" / "monitoring"
 NAME = re.compile(r"\b(?:inflight|nv)_\w+\b(?!=)")

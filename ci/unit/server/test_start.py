@@ -16,7 +16,7 @@ import pytest
 from real_engine import CHECKPOINT
 
 from inflight.errors import ConfigurationError
-from inflight.openai.__main__ import WRONG, main
+from inflight.http.__main__ import WRONG, main
 from inflight.openai_options import OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY
 from inflight.server.start import start_server

@@ -54,7 +54,7 @@ options = json.loads(pathlib.Path(sys.argv[1]).read_text())
 print("I1124 00:00:00.000 rank 0 inflight.worker] ready")
 if options["served_model_names"] == ["fails"]:
     sys.exit("inflight: there is no such model")
-print("I1124 00:00:00.000 inflight.openai.serve] engine llm: what it is", flush=True)
+print("I1124 00:00:00.000 inflight.http.serve] engine llm: what it is", flush=True)
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200 if options["launches_ranks"] else 503)

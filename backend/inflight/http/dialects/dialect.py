@@ -1,0 +1,15 @@
+"""What the server knows of a dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from inflight.http.endpoint import ErrorForm, Handler
+
+
+class Dialect(Protocol):
+    error_form: ErrorForm
+
+    def paths(self) -> Mapping[str, Mapping[str, Handler]]:
+        """Path -> method -> what answers it."""

@@ -1,0 +1,46 @@
+"""What answers requests, whatever dialect they come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inflight.asking.prompt_encoder import PromptEncoder
+from inflight.asking.served import Served
+from inflight.executor.front.front import Front
+from inflight.http.call_builder import CallBuilder
+from inflight.http.call_runner import CallRunner
+from inflight.http.dispatcher import Dispatcher
+from inflight.http.embedding_runner import EmbeddingRunner
+from inflight.http.guard import Guard
+from inflight.http.model_names import ModelNames
+from inflight.http.sentence_files import VectorOf
+from inflight.http.text_threads import TextThreads
+from inflight.request_limits import RequestLimits
+from inflight.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """One model behind one front."""
+
+    front: Front
+    dispatcher: Dispatcher
+    builder: CallBuilder
+    runner: CallRunner
+    embedder: EmbeddingRunner
+    encoder: PromptEncoder
+    tokenizer: Tokenizer
+    names: ModelNames
+    guard: Guard
+    threads: TextThreads
+    vector_of: VectorOf = "mean"
+    """How embeddings are made."""
+
+    @property
+    def limits(self) -> RequestLimits:
+        """Those of the engine that serves now."""
+        return self.front.limits
+
+    @property
+    def served(self) -> Served:
+        return self.builder.served
