@@ -9,7 +9,9 @@ from inflight.http.endpoint import ErrorForm, Handler
 
 
 class Dialect(Protocol):
-    error_form: ErrorForm
+    @property
+    def error_form(self) -> ErrorForm:
+        """In which its clients know errors."""
 
     def paths(self) -> Mapping[str, Mapping[str, Handler]]:
         """Path -> method -> what answers it."""
