@@ -59,7 +59,7 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Names that requests may set in `chat_template_kwargs`."""
     allow_lora_updates: bool = False
     """Whether clients may load LoRA adapters from folders of this machine, and unload them."""
-    embedding_pooling: Literal["", "mean", "weighted_mean", "last"] = ""
+    embedding_pooling: Literal["", "mean", "weighted_mean", "cls", "last", "max"] = ""
     """What /v1/embeddings makes of the hidden states behind a text's tokens: their mean, their mean with the tokens'
     positions as weights, or the last of them; "" = as sentence-transformers' files in the checkpoint say, else the
     mean."""

@@ -9,15 +9,22 @@ import msgspec
 MAX_LOG_PROBS = 20
 """Of `OutputConfig.num_log_probs`."""
 
-Pooling = Literal["mean", "weighted_mean"]
-"""Weights of the second are the tokens' positions, counted from 1, as in SGPT (arXiv 2202.08904)."""
+Pooling = Literal["mean", "weighted_mean", "cls", "last", "max"]
+"""Weights of the second are the tokens' positions, counted from 1, as in SGPT (arXiv 2202.08904); cls is the first
+token's, max the largest of each feature."""
+
+
+SCORES = "scores"
+"""Name of the output that a network's head for scores gives of a prompt, (1, labels)."""
+Pooled = Literal["", "vectors", "scores"]
+"""What an engine gives of a prompt in the place of tokens: nothing, vectors, or scores beside them."""
 
 
 class AdditionalModelOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tensor inside the network that a request wants to see."""
 
     name: str
-    """One of `RequestLimits.model_outputs`."""
+    """One of `RequestLimits.model_outputs`. SCORES is of the prompt as it is, whatever the next two say."""
     gather_context: bool = False
     """Of the prompt's tokens, too: as a tensor of its own, whose name is `name` behind context_."""
     pooling: Pooling | None = None
@@ -27,7 +34,7 @@ class AdditionalModelOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     @property
     def is_of_prompt(self) -> bool:
         """Whether the prompt's tokens must be computed for it."""
-        return self.gather_context or self.pooling is not None
+        return self.gather_context or self.pooling is not None or self.name == SCORES
 
 
 class OutputConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

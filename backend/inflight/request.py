@@ -36,7 +36,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """uint64, unique among the requests in flight of all fronts of the engine. 0: Executor.enqueue_request draws it."""
     input_token_ids: list[int]
     max_tokens: int
-    """At most this many new tokens, >= 1."""
+    """At most this many new tokens, >= 1; 0 where the engine gives vectors or scores of prompts (see
+    RequestLimits.pooled)."""
     streaming: bool = False
     """True: a result per step; False: one result with all tokens at the end."""
     sampling_config: SamplingConfig = SamplingConfig()
@@ -99,6 +100,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     replay: Replay | None = None
     """Set by the front, when new ranks take the request over from ranks that died, and by the server for a request that
     is resumed. What the client has received is not returned again."""
+    second_text_start: int = 0
+    """Where the second text of a pair begins in the prompt, for encoders that embed which text a token is of; 0 = the
+    prompt is one text."""
     prompt_tuning_config: PromptTuningConfig | None = None
     """Embeddings of tokens of its own, whose ids in `input_token_ids` begin at the size of the vocabulary."""
     request_type: RequestType = RequestType.CONTEXT_AND_GENERATION

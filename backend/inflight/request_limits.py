@@ -10,7 +10,7 @@ import numpy as np
 from inflight.context_phase import RequestType
 from inflight.errors import InvalidRequest
 from inflight.guided_decoding import GuidedDecodingBackend
-from inflight.output_config import MAX_LOG_PROBS
+from inflight.output_config import MAX_LOG_PROBS, SCORES, Pooled
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.replay import Replay
 from inflight.request import Request
@@ -40,6 +40,13 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences that run at once, and so the most that one request may have."""
     max_beam_width: int = 0
     """Beams of one request; 0 = max_batch_size."""
+    pooled: Pooled = ""
+    """What the engine gives of a prompt in the place of tokens, which it does not generate then: vectors of
+    `hidden_size` features, or scores, for each of `num_labels` one, beside them. "" = it generates."""
+    num_labels: int = 0
+    """Scores of a prompt."""
+    has_token_types: bool = False
+    """Whether tokens of the second text of a pair are embedded otherwise than those of the first."""
     hidden_size: int = 0
     """Features of a hidden state."""
     embedding_size: int = 0
@@ -79,6 +86,11 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("the prompt is empty: give at least one token")
         if len(tokens) > self.max_input_len:
             raise InvalidRequest(f"the prompt has {len(tokens)} tokens, more than max_input_len {self.max_input_len}")
+        if self.pooled:
+            self._validate_pooled(request)
+            return
+        if request.second_text_start:
+            raise InvalidRequest("second_text_start is for encoders, and this engine generates tokens: leave it out")
         if not 1 <= request.max_tokens < 2**31 - 1:
             raise InvalidRequest(f"max_tokens must be between 1 and {2**31 - 2}, got {request.max_tokens}")
         if len(tokens) >= self.max_seq_len:
@@ -115,6 +127,49 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 f"logits_post_processor_name is {name[:80]!r}, which this engine does not have; it has: {known}"
             )
+
+    def _validate_pooled(self, request: Request) -> None:
+        """Of an engine that generates nothing: what concerns generated tokens is refused."""
+        config = request.output_config
+        refused = {
+            "max_tokens": request.max_tokens != 0,
+            "beam_width": request.sampling_config.beam_width > 1,
+            "num_return_sequences": request.num_return_sequences > 1,
+            "stop_words": bool(request.stop_words),
+            "bad_words": bool(request.bad_words),
+            "guided_decoding_guide_type": request.guided_decoding_params is not None,
+            "logits_post_processor_name": bool(request.logits_post_processor_name),
+            "draft_input_ids": request.external_draft_tokens_config is not None,
+            "request_type": request.request_type is not RequestType.CONTEXT_AND_GENERATION,
+            "prompt_embedding_table": request.prompt_tuning_config is not None,
+            "return_log_probs": config.return_log_probs,
+            "num_log_probs": config.num_log_probs != 0,
+            "return_prompt_log_probs": config.return_prompt_log_probs,
+            "return_context_logits": config.return_context_logits,
+            "return_generation_logits": config.return_generation_logits,
+        }
+        for name, is_asked in refused.items():
+            if is_asked:
+                raise InvalidRequest(
+                    f"{name} is about generated tokens, and this engine gives {self.pooled} of prompts and no tokens: "
+                    + ("set it to 0" if name == "max_tokens" else "leave it out")
+                )
+        if not config.additional_model_outputs:
+            offered = ", ".join(self.model_outputs)
+            raise InvalidRequest(f"the request asks for nothing: name one of {offered} in additional_outputs")
+        for output in config.additional_model_outputs:
+            if output.name != SCORES and not output.is_of_prompt:
+                raise InvalidRequest(
+                    f"additional_outputs asks for {output.name[:80]!r} of generated tokens, and there are none: give a "
+                    "pooling, or gather_context"
+                )
+        if not 0 <= request.second_text_start < len(request.input_token_ids):
+            raise InvalidRequest(
+                f"second_text_start must be a place in the prompt of {len(request.input_token_ids)} tokens, got "
+                f"{request.second_text_start}"
+            )
+        self._validate_token_ids(request)
+        self._validate_outputs(request)
 
     def validate_queueing(self, request: Request) -> None:
         """The part of `validate` that queues and the broadcast depend on: the leader needs it before the ranks validate
@@ -350,13 +405,15 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         config, num_prompt = request.output_config, len(request.input_token_ids)
         num_generated = min(request.max_tokens, self.max_seq_len - num_prompt) * request.num_return_sequences
         outputs = config.additional_model_outputs
+        num_scores = self.num_labels * sum(output.name == SCORES for output in outputs)
+        outputs = [output for output in outputs if output.name != SCORES]
         num_pooled = sum(output.pooling is not None for output in outputs)
         num_contexts = sum(output.gather_context and output.pooling is None for output in outputs)
         of_prompt = config.return_context_logits * self.vocab_size + num_contexts * self.hidden_size
         of_prompt += config.return_prompt_log_probs * (1 + 2 * config.num_log_probs)
         of_sample = config.return_generation_logits * self.vocab_size + (len(outputs) - num_pooled) * self.hidden_size
         of_sample += 2 * config.num_log_probs
-        return 4 * (num_prompt * of_prompt + num_generated * of_sample + num_pooled * self.hidden_size)
+        return 4 * (num_prompt * of_prompt + num_generated * of_sample + num_pooled * self.hidden_size + num_scores)
 
     def _validate_outputs(self, request: Request) -> None:
         config = request.output_config

@@ -87,6 +87,8 @@ class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     guided_decoding_params: GuidedDecodingParams | None = None
     """The grammar that `token_ids` after the prompt, and every token that the row samples, follow."""
     post_processing: PostProcessing | None = None
+    second_text_start: int = 0
+    """See Request."""
     embedding_table: EmbeddingTable | None = None
     """The embeddings of the prompt's token ids beyond the vocabulary, from its size on."""
     weighed_drafts: ExternalDraftTokensConfig | None = None

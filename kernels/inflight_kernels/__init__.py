@@ -15,7 +15,7 @@ unsupported shape, dtype or stride; the references check nothing.
 
 from inflight_kernels.activation import activate, activate_and_mul, activate_and_mul_quantized, sigmoid_mul, soft_cap
 from inflight_kernels.activation.kinds import Activation
-from inflight_kernels.attention import decode_attention, prefill_attention
+from inflight_kernels.attention import bidirectional_attention, decode_attention, prefill_attention
 from inflight_kernels.embeddings import embedding
 from inflight_kernels.kv_cache import advance_rows, copy_blocks
 from inflight_kernels.kv_cache.slots import cache_slots
@@ -72,6 +72,7 @@ __all__ = [
     "activate_and_mul",
     "activate_and_mul_quantized",
     "advance_rows",
+    "bidirectional_attention",
     "block_scaled_linear",
     "cache_slots",
     "causal_conv",

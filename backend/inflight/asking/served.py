@@ -209,17 +209,36 @@ class Served:
             raise engines_refusal(str(error), shared.guide_field) from None
 
 
+def _cut(token_ids: list[int], count: int | None, limits: RequestLimits) -> list[int]:
+    """A text of an engine that generates nothing. Of one that is cut the first tokens are kept and the last one, which
+    ends it. Raises Refusal."""
+    most = limits.max_input_len
+    if count is not None:
+        kept = most if count == -1 else _checked_count(count)
+        token_ids = [*token_ids[: kept - 1], token_ids[-1]] if len(token_ids) > kept else token_ids
+    if len(token_ids) > most:
+        raise context_too_long(most, len(token_ids))
+    return token_ids
+
+
+def _checked_count(count: int) -> int:
+    """Of tokens that are kept. Raises Refusal."""
+    if count < 1:
+        raise Refusal("truncate_prompt_tokens", "{0} must be -1 or at least 1, got {count}", count=count)
+    return count
+
+
 def _fitted(limit: Limit, token_ids: list[int], limits: RequestLimits) -> tuple[list[int], int]:
     """The tokens of the prompt that are kept, and how many new ones there may be. Raises Refusal."""
     asked, count = limit.max_tokens, limit.truncate_prompt_tokens
+    if limits.pooled:
+        return _cut(token_ids, count, limits), asked or 0
     if limit.may_exceed and asked is not None:
         return token_ids, asked
     # The last token is sampled but never computed.
     context = min(limits.max_seq_len, limits.kv_cache_tokens + 1)
     if count is not None:
-        if count < -1 or count == 0:
-            raise Refusal("truncate_prompt_tokens", "{0} must be -1 or at least 1, got {count}", count=count)
-        kept = min(limits.max_input_len, context - (asked or 1)) if count == -1 else count
+        kept = min(limits.max_input_len, context - (asked or 1)) if count == -1 else _checked_count(count)
         token_ids = token_ids[-kept:] if kept > 0 else token_ids
     room = context - len(token_ids)
     if room < 1 or len(token_ids) > limits.max_input_len:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from inflight.batch_manager.pooled_rows import PooledRows
-from inflight.output_config import OutputConfig
+from inflight.output_config import SCORES, AdditionalModelOutput, OutputConfig
 from inflight.result import NamedTensor
 from inflight.scheduler_output import (
     CONTEXT,
@@ -105,17 +105,22 @@ def _joined(arrays: list[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
+def _name_of_prompt(output: AdditionalModelOutput) -> str:
+    """Scores are of a prompt alone."""
+    return SCORES if output.name == SCORES else f"{CONTEXT}{output.name}"
+
+
 def output_names(config: OutputConfig) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of the outputs that a runner must give: of the prompt's tokens, of the sampled ones."""
     of_prompt = {
         PROMPT_LOG_PROBS: config.return_prompt_log_probs,
         PROMPT_TOP_LOG_PROBS: config.return_prompt_log_probs and config.num_log_probs > 0,
         f"{CONTEXT}logits": config.return_context_logits,
-        **{f"{CONTEXT}{output.name}": output.is_of_prompt for output in config.additional_model_outputs},
+        **{_name_of_prompt(output): output.is_of_prompt for output in config.additional_model_outputs},
     }
     of_samples = {
         TOP_LOG_PROBS: config.num_log_probs > 0,
         GENERATION_LOGITS: config.return_generation_logits,
-        **{output.name: output.pooling is None for output in config.additional_model_outputs},
+        **{output.name: output.pooling is None and output.name != SCORES for output in config.additional_model_outputs},
     }
     return tuple(n for n, wanted in of_prompt.items() if wanted), tuple(n for n, wanted in of_samples.items() if wanted)

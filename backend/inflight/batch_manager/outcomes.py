@@ -31,7 +31,7 @@ class Outcomes:
 
     def apply(self, step: Step, scheduled: SchedulerOutput, output: StepOutput, now_ns: int) -> list[Sequence]:
         """Apply the results of a step. Returns the sequences that got tokens, finished or failed, in the order of the
-        rows."""
+        rows; behind them those that get none and have ended with their prompt."""
         sequences = step.sampling
         assert len(sequences) == len(output.token_ids), "a step must answer every sampling row"
         told = output.errors or output.refused or output.tensors or output.guesses
@@ -77,6 +77,12 @@ class Outcomes:
                 some_finished = True
             elif len(sequence.token_ids) > (sequence.num_cached_blocks + 1) * block_size:
                 self._kv_cache.cache_blocks(sequence)
+        for sequence in step.pooled:
+            if sequence.status is not FINISHED:
+                sequence.first_token_time_ns = sequence.last_token_time_ns = now_ns
+                self.finish(sequence, FinishReason.LENGTH)
+                progressed.append(sequence)
+                some_finished = True
         if some_finished:
             self._batch.drop_finished()
         return progressed

@@ -76,7 +76,8 @@ class RunningBatch:
             if load is not None:
                 loads.append(load)
             member.status = SequenceStatus.RUNNING
-            member.num_prefill_tokens = len(member.token_ids)
+            # One more than there are where nothing is sampled: it never decodes.
+            member.num_prefill_tokens = len(member.token_ids) + member.is_pooled
             member.first_scheduled_time_ns = member.first_scheduled_time_ns or now_ns
             member.order = (-member.request.priority if self._by_priority else -math.inf, 0, self._num_started)
             self._num_started += 1

@@ -130,7 +130,8 @@ class Sequence:
         self.token_ids = [*request.input_token_ids, *delivered.token_ids]
         """Prompt and generated tokens that are known on the host."""
         self.num_prompt_tokens = len(request.input_token_ids)
-        num_new = 1 if request.request_type is RequestType.CONTEXT_ONLY else request.max_tokens
+        # Its first free place counts where nothing is sampled, too.
+        num_new = 1 if request.request_type is RequestType.CONTEXT_ONLY else max(request.max_tokens, 1)
         self.max_length = min(self.num_prompt_tokens + num_new, max_seq_len)
         """Number of tokens, the prompt included, at which it ends with finish reason LENGTH."""
         self.min_length = self.num_prompt_tokens + request.sampling_config.min_tokens
@@ -216,6 +217,11 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.status is FINISHED
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether nothing is sampled: it ends once its prompt is computed."""
+        return self.request.max_tokens == 0
 
     @property
     def is_decoding(self) -> bool:
@@ -318,6 +324,7 @@ class Sequence:
             outputs=self.outputs,
             num_log_probs=self.num_alternatives,
             adapter_slot=self.adapter_slot,
+            second_text_start=self.request.second_text_start,
             guided_decoding_params=self.request.guided_decoding_params,
             post_processing=self._post_processing,
             embedding_table=None if tuning is None else tuning.embedding_table,

@@ -32,6 +32,7 @@ class Step:
         "gathering",
         "new_sequences",
         "num_places",
+        "pooled",
         "prefilling",
         "rows",
         "sampling",
@@ -64,6 +65,8 @@ class Step:
         """Index in `sampling` -> number of drafts that are verified."""
         self.prefilling: list[Sequence] = []
         """Who computes tokens of its prompt, or takes a row."""
+        self.pooled: list[Sequence] = []
+        """Whose prompt it completes, and who get no token."""
         self.gathering: dict[int, Sequence] = {}
         """By row, those that ask for tensors."""
         self.forks: list[tuple[Sequence, Sequence]] = []
@@ -96,6 +99,8 @@ class Step:
             self.prefilling.append(sequence)
             if samples:
                 self._batch.note_prefilled(sequence)
+            elif sequence.is_pooled and end == len(sequence.token_ids):
+                self.pooled.append(sequence)
         elif sequence.beams is not None:
             token_ids, is_chosen = sequence.token_ids[start:end], True
             if not sequence.is_placed:

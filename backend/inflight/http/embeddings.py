@@ -1,7 +1,7 @@
 """Vectors of texts: the requests for them, and what the engine answers.
 
-The engine generates one token behind a prompt, which is dropped. Vectors have the length 1; shorter ones are the first
-features of those, as models with Matryoshka representations (arXiv 2205.13147) are made for.
+An encoder gives its vector with the step that computes it; another engine generates one token behind a prompt, which
+is dropped. Vectors have the length 1; shorter ones are the first features of those, as models with Matryoshka representations (arXiv 2205.13147) are made for.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from inflight.asking.served import Served
 from inflight.asking.show import Show
 from inflight.http.api_error import APIError, in_words, invalid, of_refusal, of_response
 from inflight.http.dispatcher import Mailbox
-from inflight.http.sentence_files import VectorOf
 from inflight.lora import LoRARequest
-from inflight.output_config import AdditionalModelOutput, OutputConfig
+from inflight.output_config import AdditionalModelOutput, OutputConfig, Pooling
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.sampling import Sampling
@@ -39,7 +38,7 @@ def embedding_requests(
     served: Served,
     limits: RequestLimits,
     adapter: LoRARequest | None,
-    vector_of: VectorOf,
+    vector_of: Pooling,
 ) -> list[Request]:
     """A request for each prompt. Raises APIError."""
     if dimensions is not None and not 1 <= dimensions <= limits.hidden_size:
@@ -48,12 +47,13 @@ def embedding_requests(
         raise invalid("this model has no embeddings: its network offers no hidden states", "model")
     if not all(prompts):
         raise invalid("input is empty: give at least one character or token", "input")
-    # The token behind the prompt is sampled by its last state.
-    output = AdditionalModelOutput(name=OUTPUT, pooling=None if vector_of == "last" else vector_of)
+    # Where a token is generated behind the prompt, the prompt's last state is what it is sampled by.
+    is_sampled = vector_of == "last" and not limits.pooled
+    output = AdditionalModelOutput(name=OUTPUT, pooling=None if is_sampled else vector_of)
     ask = Ask(
         prompt=prompts,
         adapter=adapter,
-        limit=Limit(max_tokens=1),
+        limit=Limit(max_tokens=None if limits.pooled else 1),
         sampling=Sampling(temperature=0.0),
         show=Show(output=OutputConfig(additional_model_outputs=[output])),
     )

@@ -9,7 +9,7 @@ Formats: https://www.sbert.net/docs/package_reference/sentence_transformer/modul
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -19,16 +19,19 @@ from inflight.output_config import Pooling
 from inflight.text.safe_text import safe_text
 
 Kind = TypeVar("Kind")
-VectorOf = Pooling | Literal["last"]
-"""How one vector is made of the hidden states behind a text's tokens; last: the last of them."""
-
-MODES: dict[str, VectorOf] = {"mean": "mean", "weightedmean": "weighted_mean", "lasttoken": "last"}
+MODES: dict[str, Pooling] = {
+    "mean": "mean",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+    "cls": "cls",
+    "max": "max",
+}
 """By sentence-transformers' names."""
 OLD_PREFIX, OLD_ENDING = "pooling_mode_", "_tokens"
 """Earlier versions write a truth value for each mode, such as pooling_mode_mean_tokens."""
 COMPUTED = ("Transformer", "Pooling", "Normalize")
 """Kinds of modules. The last gives each vector the length 1, which all of this server's have."""
-REMEDY = f"set embedding_pooling of the OpenAI server to {', '.join((*get_args(Pooling), 'last'))}"
+REMEDY = f"set embedding_pooling of the OpenAI server to {', '.join(get_args(Pooling))}"
 
 
 class Module(msgspec.Struct, frozen=True):
@@ -36,7 +39,7 @@ class Module(msgspec.Struct, frozen=True):
     """Name of a class, with its package."""
 
 
-def find_pooling(folder: Path) -> VectorOf:
+def find_pooling(folder: Path) -> Pooling:
     """The mean where the checkpoint has no such files. Raises ConfigurationError."""
     kinds = [each.type.rpartition(".")[2] for each in _read(folder / MODULES, list[Module]) or []]
     for kind in kinds:

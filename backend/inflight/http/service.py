@@ -13,8 +13,8 @@ from inflight.http.dispatcher import Dispatcher
 from inflight.http.embedding_runner import EmbeddingRunner
 from inflight.http.guard import Guard
 from inflight.http.model_names import ModelNames
-from inflight.http.sentence_files import VectorOf
 from inflight.http.text_threads import TextThreads
+from inflight.output_config import Pooling
 from inflight.request_limits import RequestLimits
 from inflight.text.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ class Service:
     names: ModelNames
     guard: Guard
     threads: TextThreads
-    vector_of: VectorOf = "mean"
+    vector_of: Pooling = "mean"
     """How embeddings are made."""
 
     @property

@@ -52,7 +52,9 @@ class AttentionMetadata:
     layer_inputs_TC: Tensor | None = None
     """What layers read of each token beside the residual stream, see LayerInputs; None = nothing."""
     sequences: StepSequences | None = None
-    """For layers that keep a state for each sequence; None = there are none."""
+    """For layers that keep a state for each sequence, or attend in both directions; None = there are none."""
+    token_types_T: Tensor | None = None
+    """int64, 1 for the tokens of the second text of a pair; None = all are 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,12 +40,12 @@ class LayerNorm:
     eps: float
 
     def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
-        return self._of(hidden_TD)
+        return self.alone(hidden_TD)
 
     def of_embeddings(self, token_ids_T: Tensor, table_VD: Tensor) -> tuple[Tensor, Tensor]:
         """See Norm."""
         rows_TD = inflight_kernels.embedding(token_ids_T, table_VD)
-        return self._of(rows_TD), rows_TD
+        return self.alone(rows_TD), rows_TD
 
     def add(self, hidden_TD: Tensor, residual_TD: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
         """See Norm."""
@@ -53,7 +53,8 @@ class LayerNorm:
         assert isinstance(normed, tuple)
         return normed
 
-    def _of(self, hidden_TD: Tensor) -> Tensor:
+    def alone(self, hidden_TD: Tensor) -> Tensor:
+        """Where there is no step that rows are of."""
         normed = inflight_kernels.layer_norm(hidden_TD, self.weight_D, self.bias_D, self.eps)
         assert isinstance(normed, Tensor)
         return normed
@@ -99,3 +100,23 @@ class NoNorm:
         """See Norm."""
         sum_TD = hidden_TD + residual_TD
         return sum_TD, sum_TD
+
+
+@dataclass(slots=True)
+class StreamNorm:
+    """Another norm whose result is the residual stream from there on: of networks that normalise sums."""
+
+    norm: Norm[Tensor]
+
+    def __call__(self, hidden_TD: Tensor, metadata: AttentionMetadata) -> Tensor:
+        return self.norm(hidden_TD, metadata)
+
+    def of_embeddings(self, token_ids_T: Tensor, table_VD: Tensor) -> tuple[Tensor, Tensor]:
+        """See Norm."""
+        normed_TD, _ = self.norm.of_embeddings(token_ids_T, table_VD)
+        return normed_TD, normed_TD
+
+    def add(self, hidden_TD: Tensor, residual_TD: Tensor, metadata: AttentionMetadata) -> tuple[Tensor, Tensor]:
+        """See Norm."""
+        normed_TD, _ = self.norm.add(hidden_TD, residual_TD, metadata)
+        return normed_TD, normed_TD

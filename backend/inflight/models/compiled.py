@@ -56,6 +56,8 @@ class CompiledNetwork:
     network whose layers read more than the residual stream."""
     first_layer: int = 0
     """Number of its first layer in the whole network."""
+    is_last: bool = True
+    """Whether it ends with the norm that a head needs."""
     activations: str = ""
     """See EngineDescription."""
 
@@ -65,7 +67,7 @@ class CompiledNetwork:
 
     @property
     def num_layers(self) -> int:
-        return max(len(self.by_layer) - (self.head is not None), 0)
+        return max(len(self.by_layer) - self.is_last, 0)
 
     def forward_layers(
         self, x_T: Tensor, states: Sequence[LayerState], metadata: AttentionMetadata, wanted: frozenset[int]
@@ -94,6 +96,7 @@ class CompiledNetwork:
             given_rows=given_rows,
             adapters_T=metadata.adapters_T,
             sequences=metadata.sequences,
+            token_types_T=metadata.token_types_T,
         )
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
@@ -193,6 +196,7 @@ def compile_network(
         head=head,
         by_layer=by_layer,
         first_layer=recordings.first_layer,
+        is_last=recordings.is_last,
         activations=activations,
     )
 
@@ -205,6 +209,7 @@ class Recordings:
     head: Recording | None
     by_layer: tuple[Recording, ...]
     first_layer: int
+    is_last: bool
 
     @property
     def all(self) -> list[Recording]:
@@ -262,6 +267,7 @@ def record_network(
         head=head,
         by_layer=tuple(record(part, states[first:end]) for part, (first, end) in zip(parts, borders, strict=True)),
         first_layer=network.first_layer,
+        is_last=network.is_last,
     )
 
 
@@ -279,6 +285,7 @@ def _metadata(batch: Batch) -> AttentionMetadata:
         max_prefill_len=batch.positions_T.shape[0],
         adapters_T=batch.adapters_T,
         sequences=batch.sequences,
+        token_types_T=batch.token_types_T,
     )
 
 

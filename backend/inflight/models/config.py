@@ -25,12 +25,13 @@ from inflight.models.config_file import (
     read_quantization,
     tell_defaults,
 )
-from inflight.models.families import FAMILIES
+from inflight.models.families import ENCODERS, FAMILIES
 from inflight.models.family import DescribeFamily, Family
 from inflight.models.formats.format import WeightFormat
 from inflight.models.hf_config import read_values
 from inflight.models.text_parts import TEXT_PARTS, TextPart
 from inflight.models.weight_formats import choose_weight_format
+from inflight.output_config import Pooled
 from inflight_kernels.moe import MAX_CHOSEN_EXPERTS, MAX_EXPERTS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -76,6 +77,18 @@ class ModelConfig:
     dtype: torch.dtype
     """Of the checkpoint."""
 
+    @property
+    def pooled(self) -> Pooled:
+        """See RequestLimits."""
+        if self.family.scores is not None:
+            return "scores"
+        return "vectors" if self.family.encoder is not None else ""
+
+    @property
+    def has_token_types(self) -> bool:
+        """See RequestLimits."""
+        return self.family.encoder is not None and self.family.encoder.num_types > 1
+
     @classmethod
     def load(cls, checkpoint: str | Path) -> ModelConfig:
         """Read `checkpoint`/config.json; ConfigurationError says what is missing or not supported."""
@@ -95,6 +108,8 @@ class ModelConfig:
         windows = _sliding_windows(path, family, values)
         ropes = _ropes(path, family, values, windows)
         max_positions = int(values["max_position_embeddings"])
+        if family.positions is not None and family.positions.counts_all:
+            max_positions = max(max_positions - family.positions.first, 1)
         return cls(
             architecture=architecture,
             family=family,
@@ -129,10 +144,11 @@ def _architecture(path: Path, values: Mapping[str, Any]) -> str:
 
 
 def _find_family(path: Path, architecture: str) -> DescribeFamily:
-    if architecture not in FAMILIES:
-        known = ", ".join(FAMILIES)
+    families = {**FAMILIES, **ENCODERS}
+    if architecture not in families:
+        known = ", ".join(families)
         raise NotNative(f"{path}: this engine has no layers of its own for {architecture}; it has them for {known}")
-    return FAMILIES[architecture]
+    return families[architecture]
 
 
 def _text_config(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -216,7 +232,7 @@ def _heads(path: Path, family: Family, values: Mapping[str, Any]) -> Heads:
 
 def _sliding_windows(path: Path, family: Family, values: Mapping[str, Any]) -> tuple[int, ...]:
     num_layers = int(values["num_hidden_layers"])
-    window = int(values.get("sliding_window") or 0)
+    window = int(values.get("sliding_window") or 0) if family.window is None else family.window
     if family.windowed_layers == "none":
         return (0,) * num_layers
     if family.windowed_layers == "all":

@@ -248,6 +248,19 @@ class ConfigValues:
         given = self.optional_whole("head_dim")
         return self.whole("hidden_size") // self.whole("num_attention_heads") if given is None else given
 
+    def num_labels(self) -> int:
+        """Of a network that scores texts."""
+        return len(self._checked("id2label", _OBJECT) or {}) or 1
+
+    def text(self, key: str, *allowed: str) -> str:
+        """One of `allowed`, the first of them if the key is missing. Raises ConfigurationError for another."""
+        value = self._checked(key, _TEXT)
+        if value is None:
+            return allowed[0]
+        if value not in allowed:
+            raise self.fault(f"{key} must be {' or '.join(allowed)}, got {reprlib.repr(value)}")
+        return str(value)
+
     def fault(self, reason: str) -> ConfigurationError:
         """What to raise for options that contradict each other."""
         return ConfigurationError(f"{self.path}: {reason}")

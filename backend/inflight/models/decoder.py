@@ -1,4 +1,4 @@
-"""The native decoder: embedding, layers, norm and head of one rank.
+"""The native decoder: embedding, layers, norm and head of one rank. An encoder is one whose layers keep no state.
 
 A pipeline stage has some of the layers: the first one the embedding too, the last one the norm and the head.
 
@@ -34,7 +34,9 @@ class Decoder:
     """Behind the last layer. A stage that has no head ends with the first norm of the next one's layers, of which only
     the sum counts: the residual stream."""
     head: Callable[[Tensor], Tensor] | None
-    """None = a later stage has it."""
+    """None = a later stage has it, or it gives hidden states alone."""
+    is_last: bool = True
+    """Whether no later stage has layers."""
     first_layer: int = 0
     """Number of the first of `layers` in the whole network."""
     hidden_size: int
@@ -77,11 +79,11 @@ class Decoder:
                 normed_TD, stream_TD = norms[number + 1].add(output_TD, residual_TD, metadata)
             if self.first_layer + number in wanted:
                 outputs[self.first_layer + number] = stream_TD
-        return stream_TD if self.head is None else normed_TD, outputs
+        return normed_TD if self.is_last else stream_TD, outputs
 
     def by_layer(self) -> list[Decoder]:
         """The same network as stages of one layer each, whose results are their layers' outputs; and what is behind the
-        last one, its norm, if this one has a head. None where layers read more than the residual stream."""
+        last one, its norm, if this one is the last. None where layers read more than the residual stream."""
         if self.layer_inputs is not None:
             return []
         stages = []
@@ -90,9 +92,17 @@ class Decoder:
             embedding = None if number else self.embedding
             first_layer = self.first_layer + number
             stages.append(
-                replace(self, embedding=embedding, layers=[layer], norm=norm, head=None, first_layer=first_layer)
+                replace(
+                    self,
+                    embedding=embedding,
+                    layers=[layer],
+                    norm=norm,
+                    head=None,
+                    is_last=False,
+                    first_layer=first_layer,
+                )
             )
-        return stages if self.head is None else [*stages, replace(self, embedding=None, layers=[])]
+        return [*stages, replace(self, embedding=None, layers=[])] if self.is_last else stages
 
     def _begin(self, x_T: Tensor, norm: Norm[Any], metadata: AttentionMetadata) -> tuple[Any, Tensor]:
         """The residual stream, normalised and as it is."""
@@ -104,6 +114,6 @@ class Decoder:
         return norm(stream_TD, metadata), stream_TD
 
     def logits(self, hidden_BD: Tensor) -> Tensor:
-        """(B, V) of the tokens that sample, equal on every rank."""
+        """(B, V) of the tokens that sample, or (B, labels) of a network that scores texts; equal on every rank."""
         assert self.head is not None, "logits of a stage that is not the last"
         return self.head(hidden_BD)

@@ -60,7 +60,7 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
 
     Raises ConfigurationError if the checkpoint's tensors are not exactly those that `config` requires.
     """
-    config = _tied_as_in(loader.checkpoint, _named_as_in(loader, config))
+    config = _tied_as_in(loader.checkpoint, named_as_in(loader, config))
     family = config.family
     kinds = {(rope, heads.rotary_dim) for rope, heads in zip(config.ropes, config.heads, strict=True)}
     tables = {kind: cos_sin_table(*kind, num_positions).to(loader.device) for kind in kinds}
@@ -84,6 +84,7 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
         )
     all_layers = [_load_layer(config, loader_of(number in own), tables, number) for number in range(config.num_layers)]
     layer_inputs = load_layer_inputs(config, loader)
+    assert family.norm is not None, "a decoder without a last norm"
     norm = loader_of(is_last).norm(family.norm, "", config.hidden_size, family.norms)
     ignored = NOT_WEIGHTS
     if config.tie_word_embeddings:
@@ -107,6 +108,7 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
         layers=all_layers[own.start : own.stop],
         norm=norm if is_last else _norm_behind(config, loader, own),
         head=_finished(head, family) if is_last else None,
+        is_last=is_last,
         first_layer=own.start,
         hidden_size=config.hidden_size,
         dtype=loader.dtype,
@@ -154,7 +156,7 @@ def _norm_behind(config: ModelConfig, loader: WeightLoader, layers: range) -> No
     return loader.norm(family.attention.norm, prefix, config.hidden_size, family.norms)
 
 
-def _named_as_in(loader: WeightLoader, config: ModelConfig) -> ModelConfig:
+def named_as_in(loader: WeightLoader, config: ModelConfig) -> ModelConfig:
     """With names as the checkpoint has them: some were saved without the head, and so without the name beside it."""
     if config.text_part is not None:
         found = [each for each in renamed(config.family) if f"{each.embedding.name}.weight" in loader.checkpoint]
@@ -198,7 +200,7 @@ def num_local_kv_heads(num_kv_heads: int, num_ranks: int) -> int:
     return max(num_kv_heads // num_ranks, 1)
 
 
-def _features_of_rank(config: ModelConfig, loader: WeightLoader, number: int) -> RankFeatures:
+def features_of_rank(config: ModelConfig, loader: WeightLoader, number: int) -> RankFeatures:
     heads, rank, size = config.heads[number], loader.group.rank, loader.group.size
     head_dim = heads.head_dim
     num_heads = loader.split("num_attention_heads", config.num_heads)
@@ -266,7 +268,7 @@ def _load_attention(
     """`before`: the mixer that the layer has beside it, whose norm is that of both."""
     family, hidden_size = config.family, config.hidden_size
     tensors, prefix = family.attention, f"{family.layers}.{number}."
-    features = _features_of_rank(config, loader, number)
+    features = features_of_rank(config, loader, number)
     if tensors.latents is not None:
         part = load_latent_attention(
             loader, tensors, tensors.latents, prefix, hidden_size, features.heads, config.ropes[number], cos_sin

@@ -13,6 +13,7 @@ from typing import Literal
 from inflight.models.config_file import ConfigValues
 from inflight.models.mixer_tensors import MixerTensors
 from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
+from inflight.output_config import Pooling
 from inflight_kernels import Activation
 from inflight_kernels.moe.routing import Routing
 
@@ -24,6 +25,8 @@ class LearnedPositions:
     name: str
     first: int = 0
     """Row of position 0."""
+    counts_all: bool = False
+    """Whether max_position_embeddings counts the rows before it, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +273,49 @@ class LayerInputTensors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreTensors:
+    """What makes scores of a text's hidden states. Every rank has it whole."""
+
+    num_labels: int
+    pooling: Pooling
+    """Which hidden state it reads."""
+    dense: SplitByOutputs | None = None
+    """(D, D), before `output`."""
+    activation: Activation | None = None
+    """Behind `dense`; None = tanh."""
+    norm: NotSplit | None = None
+    """Behind that."""
+    output: SplitByOutputs
+    """(labels, D)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistanceBias:
+    """What is added to scores by the distance of two tokens: a number for each head and bucket of distances (T5)."""
+
+    name: str
+    """(buckets, heads)."""
+    num_buckets: int
+    max_distance: int
+    """From which on all are in one bucket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderTensors:
+    """What an encoder has in the place of a head. In its layers each token sees those behind it, too."""
+
+    embedding_norm: NotSplit
+    """Of the sum of embeddings."""
+    types: NotSplit | None = None
+    """Embeddings of the first text and the second one of a pair, (num_types, D)."""
+    num_types: int = 0
+    normalizes_sums: bool = True
+    """Whether the norms of attention and MLP are of the sums behind them; else of what these read, and then the first
+    layer has none before attention."""
+    distance_bias: DistanceBias | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """One architecture's network, for one checkpoint's config.json."""
 
@@ -280,9 +326,10 @@ class Family:
     attention: AttentionTensors
     mlp: MLPTensors
     """Of the layers without experts; its norms of all."""
-    norm: NotSplit
+    norm: NotSplit | None
+    """None = the last layer's are the last, as in encoders that normalise sums."""
     head: SplitByVocabulary
-    """Not read where the checkpoint ties it to the embedding."""
+    """Not read where the checkpoint ties it to the embedding, and in encoders."""
     has_own_head: bool = False
     """Whether `tie_word_embeddings` counts for nothing."""
 
@@ -305,6 +352,9 @@ class Family:
     feed_forward_layers: frozenset[int] | None = None
     """Numbers of the layers with a feed-forward or experts; None = all."""
     experts: ExpertTensors | None = None
+    encoder: EncoderTensors | None = None
+    """None = a decoder."""
+    scores: ScoreTensors | None = None
     layer_inputs: LayerInputTensors | None = None
     layer_scale: str | None = None
     """(1,), within a layer this tensor's whole name: factor of the residual stream behind it."""
@@ -315,6 +365,8 @@ class Family:
     """Beginnings of the names of other tensors that are not."""
     windowed_layers: Literal["none", "all", "layer_types"] = "none"
     """Layers that attend to the last `sliding_window` tokens only: none, all, or those that `layer_types` names."""
+    window: int | None = None
+    """Of an encoder's layers in the place of `sliding_window`: tokens before and behind each that it sees."""
     rotated_layers: Literal["all", "windowed"] | frozenset[int] = "all"
     """Layers whose queries and keys are rotated by their positions: all, those with a window, or of these numbers."""
     partial_rotary: bool = False
@@ -377,11 +429,21 @@ def with_body_names(family: Family, rename: Callable[[str], str]) -> Family:
             projection=replace(inputs.projection, names=tuple(map(rename, inputs.projection.names))),
             norm=replace(inputs.norm, name=rename(inputs.norm.name)),
         )
+    encoder = family.encoder
+    if encoder is not None:
+        bias = encoder.distance_bias
+        encoder = replace(
+            encoder,
+            embedding_norm=replace(encoder.embedding_norm, name=rename(encoder.embedding_norm.name)),
+            types=encoder.types and replace(encoder.types, name=rename(encoder.types.name)),
+            distance_bias=bias and replace(bias, name=rename(bias.name)),
+        )
     return replace(
         family,
+        encoder=encoder,
         embedding=replace(family.embedding, name=rename(family.embedding.name)),
         layer_inputs=inputs,
         positions=family.positions and replace(family.positions, name=rename(family.positions.name)),
         layers=rename(family.layers),
-        norm=replace(family.norm, name=rename(family.norm.name)),
+        norm=family.norm and replace(family.norm, name=rename(family.norm.name)),
     )

@@ -46,7 +46,7 @@ def _load_one(
     """`experts`: in the place of the MLP, whose norms they have."""
     family, prefix = config.family, f"{config.family.layers}.{number}."
     if experts is None:
-        part = _load_mlp(config, loader, mlp, number, prefix)
+        part = load_mlp(config, loader, mlp, number, prefix)
     else:
         part = load_mixture(loader, experts, prefix, config.hidden_size, family.norms)
     if family.is_parallel and mlp.norm is None:
@@ -61,7 +61,8 @@ def _load_one(
     )
 
 
-def _load_mlp(config: ModelConfig, loader: WeightLoader, mlp: MLPTensors, number: int, prefix: str) -> Part[Tensor]:
+def load_mlp(config: ModelConfig, loader: WeightLoader, mlp: MLPTensors, number: int, prefix: str) -> Part[Tensor]:
+    """Of layer `number`, whose tensors begin with `prefix`."""
     if mlp.respelt is not None:
         mlp = _spelt_as_in(loader, prefix, mlp, *mlp.respelt)
     size = config.intermediate_size * (2 if number in mlp.double_layers else 1)

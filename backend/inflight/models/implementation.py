@@ -22,6 +22,7 @@ from inflight.models.compiled import keeps_codes, order_of_products
 from inflight.models.config import ModelConfig
 from inflight.models.config_file import NotNative
 from inflight.models.decoder_loading import load_decoder
+from inflight.models.encoder_loading import load_encoder
 from inflight.models.formats.code_cache import CodeCache
 from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.gguf_checkpoint import open_checkpoint
@@ -154,6 +155,8 @@ def _load(
             keeps_codes=keeps_codes(config, model, device, groups.tensor),
             inputs=inputs,
         )
+        if model.family.encoder is not None:
+            return load_encoder(model, loader, max_seq_len)
         # One position more than a sequence can have: the next step may have been launched already when it ends.
         decoder = load_decoder(model, loader, max_seq_len + 1, layers_of_stage(model.num_layers, groups.pipeline))
         if cache is not None:

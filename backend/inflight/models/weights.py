@@ -252,6 +252,13 @@ class WeightLoader:
         self.checkpoint.copy_into(table_SD, f"{tensor.name}.weight", shape, (tensor.first,))
         return table_SD
 
+    def table(self, tensor: NotSplit, num_rows: int, hidden_size: int) -> Tensor:
+        """All rows of a table, which every rank has."""
+        self.checkpoint.check(f"{tensor.name}.weight", (num_rows, hidden_size))
+        table_ND = self.empty(num_rows, hidden_size)
+        self.checkpoint.copy_into(table_ND, f"{tensor.name}.weight", (num_rows, hidden_size))
+        return table_ND
+
     def head_bias(self, tensor: SplitByVocabulary, vocab_size: int) -> Tensor | None:
         """This rank's elements of the head's bias, if it has one; the last rank's are padded with zeros."""
         if not tensor.bias:

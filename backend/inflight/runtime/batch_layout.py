@@ -34,11 +34,12 @@ class BatchLayout:
 
 
 def lay_out(
-    step: StepInput, arrays: dict[str, Tensor], state: RowState, block_size: int, *, has_states: bool = False
+    step: StepInput, arrays: dict[str, Tensor], state: RowState, block_size: int, *, has_sequences: bool = False
 ) -> BatchLayout:
     """The ids, positions and cache slots of the step's tokens. Adds to the length of each row its number of tokens.
 
-    `arrays`: those of StepInput, on the device. `has_states`: the network keeps some for each sequence.
+    `arrays`: those of StepInput, on the device. `has_sequences`: the network must know whose
+    tokens the step has.
     """
     rows_B = arrays["rows"].contiguous()
     # A row that verifies drafts stands here several times. Its length is then the host's to tell, see runtime.drafts.
@@ -59,7 +60,7 @@ def lay_out(
         rows_S, lengths_S = arrays["sampling_rows"].contiguous(), lengths_S.index_select(0, tokens_S)
     return BatchLayout(
         token_ids_T=tokens.token_ids,
-        metadata=_metadata(step, arrays, state, rows_B, tokens, has_states=has_states),
+        metadata=_metadata(step, arrays, state, rows_B, tokens, has_sequences=has_sequences),
         sampling_tokens_S=tokens_S,
         rows_S=rows_S,
         lengths_S=lengths_S,
@@ -73,7 +74,7 @@ def _metadata(
     rows_B: Tensor,
     tokens: StepTokens,
     *,
-    has_states: bool,
+    has_sequences: bool,
 ) -> AttentionMetadata:
     sizes = (step.num_decodes, step.num_prefills)
     decode_rows_N, prefill_rows_P = rows_B.split_with_sizes(sizes)
@@ -91,7 +92,8 @@ def _metadata(
         max_prefill_len=step.max_prefill_len,
         given=find_embeddings(arrays),
         adapters_T=_contiguous(arrays.get("adapters")),
-        sequences=_sequences(arrays, state, rows_B, tokens.positions) if has_states else None,
+        sequences=_sequences(arrays, state, rows_B, tokens.positions) if has_sequences else None,
+        token_types_T=_contiguous(arrays.get("token_types")),
     )
 
 

@@ -66,7 +66,7 @@ class DraftModel:
         arrays = self._input.load(first.arrays)
         lengths_R = state.lengths_R.clone()
         state.lengths_R.index_copy_(0, staged["draft_pass_rows"], staged["draft_pass_starts"])
-        layout = lay_out(first, arrays, state, self._block_size, has_states=bool(self._slot_tensors))
+        layout = lay_out(first, arrays, state, self._block_size, has_sequences=bool(self._slot_tensors))
         state.lengths_R.copy_(lengths_R)
         hidden_TD = self._network.forward(layout.token_ids_T, self._states, self._storing(layout.metadata))
         if first.needs is None:

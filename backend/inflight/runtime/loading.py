@@ -27,6 +27,7 @@ from inflight.models.network import LayeredNetwork, Network
 from inflight.models.pipeline_stage import PipelineStage, layers_of_stage
 from inflight.models.shared_weights import SharedWeights
 from inflight.models.transformers_config import TransformersConfig
+from inflight.output_config import SCORES, Pooling
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.device_slots import allocate_adapters
 from inflight.runtime.device import (
@@ -91,6 +92,8 @@ class LoadedEngine:
     groups: ParallelGroups
     device: torch.device
     description: EngineDescription
+    scores_of: Pooling | None = None
+    """Which of a prompt's hidden states the network makes scores of; None = it makes none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +165,8 @@ def load_parts(
         torch.cuda.set_device(device)
         use_kernel_cache(config.kernel_cache_dir)
     model = read_config(config)
+    if isinstance(model, ModelConfig) and model.pooled:
+        _check_pooling(config, model)
     compiles = isinstance(model, ModelConfig) and may_compile(config, model)
     config = with_settled_dtype(config, model.dtype, device, rank_group, compiles=compiles)
     max_seq_len = _max_seq_len(config, model)
@@ -200,6 +205,24 @@ def load_parts(
         max_seq_len=max_seq_len,
         state_shape=shape,
     )
+
+
+def _check_pooling(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise ConfigurationError for what means nothing to a network that generates no tokens."""
+    refused = {
+        "pipeline_parallel_size": (config.pipeline_parallel_size > 1, "1"),
+        "speculative_model_dir": (bool(config.speculative_model_dir), "nothing"),
+        "max_loras": (bool(config.max_loras or config.lora_cache_gpu_memory_fraction), "0"),
+        "max_tokens_in_buffer": (bool(config.max_tokens_in_buffer), "0"),
+        "kv_cache_dtype": (config.kv_cache_dtype != "auto", "auto"),
+        "kv_cache_host_memory_bytes": (bool(config.kv_cache_host_memory_bytes), "0"),
+    }
+    for key, (is_set, remedy) in refused.items():
+        if is_set:
+            raise ConfigurationError(
+                f"{key} is set, and {model.architecture} gives {model.pooled} of texts and no tokens: it keeps no "
+                f"state that this concerns; set {key} to {remedy}"
+            )
 
 
 def _find_shape(
@@ -261,20 +284,26 @@ def with_cache(
         )
     # Not every network of transformers says it, and what has no known size cannot be limited.
     hidden_size = model.hidden_size
+    pooled = model.pooled if isinstance(model, ModelConfig) else ""
+    scores = model.family.scores if isinstance(model, ModelConfig) else None
+    longest = min(max_seq_len, config.max_num_tokens) if pooled else max_seq_len - 1
     limits = RequestLimits(
+        pooled=pooled,
+        num_labels=scores.num_labels if scores is not None else 0,
+        has_token_types=isinstance(model, ModelConfig) and model.has_token_types,
         guided_decoding_backend=config.guided_decoding_backend,
         vocab_size=model.vocab_size,
         max_seq_len=max_seq_len,
-        max_input_len=min(config.max_input_len or max_seq_len - 1, max_seq_len - 1),
+        max_input_len=min(config.max_input_len or longest, longest),
         kv_cache_tokens=shape.groups.most_tokens(
             num_blocks, config.max_num_tokens, max(num_blocks * config.tokens_per_block, max_seq_len)
         ),
         max_batch_size=config.max_batch_size,
         max_beam_width=config.max_beam_width,
         hidden_size=hidden_size,
-        embedding_size=model.hidden_size if isinstance(model, ModelConfig) else getattr(network, "embedding_size", 0),
+        embedding_size=_embedding_size(model, network),
         max_prompt_embedding_bytes=config.max_prompt_embedding_bytes,
-        model_outputs=_model_outputs(num_layers) if hidden_size else [],
+        model_outputs=[*([SCORES] if scores else []), *(_model_outputs(num_layers) if hidden_size else [])],
         max_tensor_bytes=config.max_tensor_bytes_per_request,
         num_adapter_slots=adapters.num_slots,
         max_context_tokens=config.max_context_tokens,
@@ -293,6 +322,7 @@ def with_cache(
         groups=groups,
         device=device,
         description=description,
+        scores_of=None if scores is None else scores.pooling,
     )
 
 
@@ -344,6 +374,13 @@ def _describe(
         inflight_version=__version__,
         torch_version=str(torch.__version__),
     )
+
+
+def _embedding_size(model: ModelConfig | TransformersConfig, network: Network) -> int:
+    """See RequestLimits."""
+    if not isinstance(model, ModelConfig):
+        return int(getattr(network, "embedding_size", 0))
+    return 0 if model.pooled else model.hidden_size
 
 
 def _model_outputs(num_layers: int) -> list[str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
+from msgspec import structs
 
 from inflight.errors import InsufficientMemory
 from inflight.request_limits import RequestLimits
@@ -23,8 +24,10 @@ from inflight.runtime.state_store import Units
 from inflight.sampling_config import SamplingConfig
 from inflight.scheduler_output import (
     BEAM_LOG_PROBS,
+    CONTEXT,
     DRAFTED,
     GENERATION_LOGITS,
+    HIDDEN_STATES,
     LOG_PROBS,
     NO_SLOT,
     TOP_LOG_PROBS,
@@ -141,8 +144,15 @@ def largest_steps(
         for row in range(num_rows)
     ]
     prompts = [RowWork(row=row, start=0, num_tokens=num_tokens, token_ids=token_ids) for row in range(num_rows)]
+    if limits.pooled:
+        new = [
+            structs.replace(each, outputs=(f"{CONTEXT}{HIDDEN_STATES}",), bad_words=[], num_log_probs=0) for each in new
+        ]
+        prompts = [structs.replace(work, num_sampled=0) for work in prompts]
     for _ in range(2):
         yield SchedulerOutput(new_sequences=new, rows=prompts)
+    if limits.pooled:
+        return
     known = [0] if is_staged else []
     if num_tokens < limits.max_seq_len:
         decodes = [

@@ -29,6 +29,7 @@ from inflight.errors import InsufficientMemory
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.models.decoder import Decoder
 from inflight.models.network import Network
+from inflight.output_config import Pooling
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_library import AdapterLibrary
 from inflight.runtime.adapters.adapter_store import AdapterStore
@@ -100,6 +101,7 @@ class ModelRunner:
         draft_network: Network | None = None,
         records_graphs: bool = False,
         busy_wait_events: bool = False,
+        scores_of: Pooling | None = None,
     ) -> None:
         """`thread`: the one that the network was loaded on. `grammars`: on the leader; None = none can be followed.
         `rank_group`: None = a single rank. `post_processors`: what `limits` names; None = nothing. `num_snapshots`: see
@@ -107,7 +109,7 @@ class ModelRunner:
         `prompt_blocks`: None = none are exchanged with other ranks. `adapters`: None = none is served;
         `adapter_library`: on the leader. `draft_network`: the draft model, whose states stand behind those of `decoder`
         in `store`; None = none. `busy_wait_events`: see EngineConfig. `records_graphs`: decode steps replay CUDA
-        graphs, where the device has them.
+        graphs, where the device has them. `scores_of`: see LoadedEngine.
 
         On a CPU only this thread computes. OpenMP creates a team of threads for every thread that computes, and if the
         teams together have more threads than there are cores, they sleep at each barrier instead of spinning: a step of
@@ -139,6 +141,8 @@ class ModelRunner:
             has_draft_model=draft_network is not None,
             num_slots=None if num_snapshots is None else max_batch_size + 1 + num_snapshots,
             draft_keeps_states=draft_network is not None and keeps_states(draft_network),
+            has_sequences=bool(limits.pooled),
+            has_token_types=limits.has_token_types,
         )
         self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), groups.tensor)
         self._computation = StepComputation(
@@ -158,6 +162,7 @@ class ModelRunner:
             prompt_blocks=prompt_blocks,
             adapters=adapters,
             busy_wait_events=busy_wait_events,
+            scores_of=scores_of,
         )
         self.grammars = grammars
         self.adapters = adapters
@@ -259,8 +264,9 @@ class ModelRunner:
             rank_group=rank_group,
             post_processors=post_processors,
             draft_network=engine.draft_network,
-            # transformers' code may wait for the device, and stages wait for each other.
-            records_graphs=config.cuda_graph_mode and isinstance(engine.decoder, Decoder),
+            scores_of=engine.scores_of,
+            # transformers' code may wait for the device, and stages wait for each other. Encoders decode nothing.
+            records_graphs=config.cuda_graph_mode and isinstance(engine.decoder, Decoder) and not engine.limits.pooled,
             busy_wait_events=config.busy_wait_events,
             **others,
         )

@@ -32,8 +32,8 @@ FLOAT_FIELDS = (
 # fmt: off
 (
     RANDOM, TOP_K, TOP_P, MIN_P, TOP_P_DECAYS, PENALISED, BIASED, RESTRICTED, NO_REPEATED_NGRAM, WANTS_LOG_PROBS,
-    WANTS_TENSORS, TYPICAL_P, HAS_ADAPTER, WEIGHS_DRAFTS,
-) = (1 << bit for bit in range(14))
+    WANTS_TENSORS, TYPICAL_P, HAS_ADAPTER, WEIGHS_DRAFTS, IS_PAIR,
+) = (1 << bit for bit in range(15))
 # fmt: on
 """Bits for what a row needs, mostly of the sampler. RESTRICTED: some tokens may be forbidden, because of bad words or
 because end tokens are not allowed before min_tokens."""
@@ -51,7 +51,7 @@ class RowTable:
         self.filler_block = filler_block
         self.sequences: list[NewSequence | None] = [None] * num_rows
         self.needs = np.zeros(num_rows, dtype=np.int64)
-        """For each row, the bits RANDOM to WEIGHS_DRAFTS."""
+        """For each row, the bits RANDOM to IS_PAIR."""
         self.embedding_tables: dict[int, EmbeddingTable] = {}
         """By row, of those whose prompts have tokens of their own and are not yet computed."""
         self.adapters = np.full(num_rows, NO_SLOT, dtype=np.int32)
@@ -151,6 +151,8 @@ def _needs(new: NewSequence) -> int:
         needs |= HAS_ADAPTER
     if new.weighed_drafts is not None:
         needs |= WEIGHS_DRAFTS
+    if new.second_text_start:
+        needs |= IS_PAIR
     return needs
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.log_progress import LogProgress
 from inflight.models.network import LayeredNetwork, Network
+from inflight.output_config import Pooling
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.batch_layout import lay_out
@@ -78,9 +79,10 @@ class StepComputation:
         prompt_blocks: PromptBlocks | None,
         adapters: AdapterStore | None,
         busy_wait_events: bool,
+        scores_of: Pooling | None = None,
     ) -> None:
         """`draft_network`: its states stand behind those of `decoder` in `store`; None = no draft model.
-        `input_bytes`: for the arrays of a step. `busy_wait_events`: see EngineConfig."""
+        `input_bytes`: for the arrays of a step. `busy_wait_events`: see EngineConfig. `scores_of`: see LoadedEngine."""
         self.decoder = decoder
         self.state = RowState(table, limits.max_seq_len, limits.vocab_size, device, is_reserved=sizes.pads)
         self.input = InputBuffer(input_bytes, device, packs=sizes.pads)
@@ -108,6 +110,8 @@ class StepComputation:
         self._host_states = host_states
         self._prompt_blocks = prompt_blocks
         self._adapters = adapters
+        self._scores_of = scores_of
+        self._has_sequences = store.num_slots > 0 or bool(limits.pooled)
         self._has_adapters = limits.num_adapter_slots > 0
         """Also where a step's memory is measured, before there are adapters to fill the slots with."""
         self._networks: GraphSet[NetworkKey, Computed] = GraphSet()
@@ -162,7 +166,14 @@ class StepComputation:
             self._prompt_blocks.export(step.exports)
         if not self._groups.samples:
             return Forwarded(logits=None, prompt_tensors=[])
-        of_prompt = of_prompts(step.tensor_plan, arrays, computed.hidden, self.decoder.logits, self.results.in_order)
+        of_prompt = of_prompts(
+            step.tensor_plan,
+            arrays,
+            computed.hidden,
+            self.decoder.logits,
+            self.results.in_order,
+            self._scores_of,
+        )
         if step.needs is None:
             return Forwarded(logits=None, prompt_tensors=of_prompt)
         sampling = find_sampling(step.needs, arrays, computed.rows_S, computed.lengths_S, step.ngram_extent)
@@ -199,7 +210,7 @@ class StepComputation:
 
     def _compute(self, step: StepInput, arrays: dict[str, Tensor]) -> Computed:
         """Run the network. Recorded for steps of decodes."""
-        layout = lay_out(step, arrays, self.state, self._block_size, has_states=self._store.num_slots > 0)
+        layout = lay_out(step, arrays, self.state, self._block_size, has_sequences=self._has_sequences)
         inputs = (layout.token_ids_T, self._states, layout.metadata)
         wanted = step.tensor_plan.layers
         if wanted:

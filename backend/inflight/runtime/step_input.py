@@ -36,7 +36,7 @@ from inflight.runtime.drafts import (
 )
 from inflight.runtime.prompt_embeddings import stage_embeddings
 from inflight.runtime.repeated_ngrams import stage_ngrams
-from inflight.runtime.row_table import HAS_ADAPTER, PENALISED, WANTS_TENSORS, WEIGHS_DRAFTS, RowTable
+from inflight.runtime.row_table import HAS_ADAPTER, IS_PAIR, PENALISED, WANTS_TENSORS, WEIGHS_DRAFTS, RowTable
 from inflight.runtime.sampling_input import SamplingNeeds, find_needs, stage_restrictions, stage_typical
 from inflight.runtime.staging import Array, Staging
 from inflight.runtime.step_batch import StepBatch
@@ -84,8 +84,9 @@ class StepInput:
     sampled_tokens  (S) indices of those of the T tokens that sample; missing, as the next, if all of them do
     sampling_rows   (S) the rows that sample
     adapters        (T) int32, slot of each token's adapter; missing if no token has one
+    token_types     (T) 1 for the tokens of the second text of a pair, else 0; missing if all are 0
     sequence_starts int32 (one more than there are), where each sequence's tokens start; this and the next two are for
-                    networks that keep states of sequences; missing if each has one token
+                    networks that keep states of sequences, or attend in both directions; missing if each has one token
     sequence_slots  the slot of each sequence; missing if they are `rows`
     kept_states     (T) int32, slot for the state behind each token, see RowWork.kept_states; missing without one
 
@@ -129,9 +130,12 @@ class StepPreparation:
         has_draft_model: bool = False,
         num_slots: int | None = None,
         draft_keeps_states: bool = False,
+        has_sequences: bool = False,
+        has_token_types: bool = False,
     ) -> None:
         """`model_outputs`: names of the tensors inside the network that rows may ask for. `num_slots`: for states of
-        sequences; None = no layer keeps one. `draft_keeps_states`: whether the draft model's do."""
+        sequences; None = no layer keeps one. `draft_keeps_states`: whether the draft model's do. `has_sequences`:
+        layers must know whose tokens a step has, also if they keep no states. `has_token_types`: see RequestLimits."""
         self._table = table
         self._vocab_size = vocab_size
         self._sizes = sizes
@@ -143,6 +147,8 @@ class StepPreparation:
         self._has_draft_model = has_draft_model
         self._num_slots = num_slots
         self._draft_keeps_states = draft_keeps_states
+        self._has_token_types = has_token_types
+        self._has_sequences = has_sequences or num_slots is not None
 
     def input_bytes(self, max_num_tokens: int) -> int:
         """Bytes for the arrays of a step of up to `max_num_tokens` tokens, unless it changes very much."""
@@ -169,7 +175,9 @@ class StepPreparation:
         batch.stage(staging, padding_row=self._table.num_rows)
         if row_needs & HAS_ADAPTER:
             staging.add("adapters", batch.of_tokens(self._table.adapters[batch.rows], padding=NO_SLOT))
-        if self._num_slots is not None:
+        if row_needs & IS_PAIR and self._has_token_types:
+            staging.add("token_types", self._token_types(batch))
+        if self._has_sequences:
             batch.stage_sequences(staging, padding_row=self._table.num_rows)
         staging.arrays |= changes.arrays
         if scheduled.block_copies:
@@ -228,6 +236,15 @@ class StepPreparation:
             tensor_plan=tensor_plan,
             draft_passes=draft_passes,
         )
+
+    def _token_types(self, batch: StepBatch) -> Array:
+        types = np.zeros(batch.num_tokens, dtype=np.int64)
+        for work, first in zip(batch.works, batch.first_tokens().tolist(), strict=True):
+            sequence = self._table.sequences[work.row]
+            if sequence is not None and sequence.second_text_start:
+                second = max(sequence.second_text_start - work.start, 0)
+                types[first + second : first + work.num_tokens] = 1
+        return types
 
     def _find_drafted(self, scheduled: SchedulerOutput) -> list[RowWork]:
         drafted = drafted_works(scheduled.rows)

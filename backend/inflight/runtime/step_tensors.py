@@ -10,7 +10,7 @@ D hidden size, V vocabulary, N alternatives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import inflight_kernels
-from inflight.output_config import MAX_LOG_PROBS
+from inflight.output_config import MAX_LOG_PROBS, SCORES, Pooling
 from inflight.runtime.row_table import WANTS_TENSORS, RowTable
 from inflight.runtime.staging import Array, Staging
 from inflight.scheduler_output import (
@@ -41,6 +41,7 @@ CONTEXT_LOGITS = CONTEXT + "logits"
 LAYER = layer_output(0).removesuffix("0")
 """Beginning of the name of a layer's output."""
 PROMPT_OUTPUTS = frozenset({PROMPT_LOG_PROBS, PROMPT_TOP_LOG_PROBS, CONTEXT_LOGITS})
+"""Made of logits."""
 SAMPLE_OUTPUTS = frozenset({TOP_LOG_PROBS, BEAM_LOG_PROBS, GENERATION_LOGITS})
 """What every network has; see `served_outputs`."""
 HEAD_ROWS = 256
@@ -115,7 +116,7 @@ def served_outputs(model_outputs: Iterable[str]) -> frozenset[str]:
 
 
 def is_of_prompt(output: str) -> bool:
-    return output in PROMPT_OUTPUTS or output.startswith(CONTEXT)
+    return output in PROMPT_OUTPUTS or output == SCORES or output.startswith(CONTEXT)
 
 
 def plan_tensors(staging: Staging, table: RowTable, works: list[RowWork], places: Array) -> TensorPlan:
@@ -189,14 +190,16 @@ def of_prompts(
     hidden: Tensors,
     head: Callable[[Tensor], Tensor],
     to_host: Callable[[Tensor], Tensor],
+    scores_of: Pooling | None = None,
 ) -> list[list[Tensors]]:
     """What is asked about prompts; see StepTensors.prompts.
 
     `hidden`: the step's hidden states (T, D) by name. `head` makes logits of the last ones; every rank calls it equally
     often. Each piece goes `to_host` before the next one is computed, so that the device need not hold the logits of a
-    long prompt.
+    long prompt. `scores_of`: which of a prompt's states it makes scores of.
     """
     found: list[list[Tensors]] = []
+    scores = iter(() if scores_of is None else _scores(plan, hidden[HIDDEN_STATES], scores_of, head))
     for part in plan.prompts:
         of_part = {name: states_TD[part.place : part.place + part.num_tokens] for name, states_TD in hidden.items()}
         targets_C = None
@@ -207,9 +210,27 @@ def of_prompts(
             piece_targets = None if targets_C is None else targets_C[start : start + HEAD_ROWS]
             of_piece = {name: states_CD[start : start + HEAD_ROWS] for name, states_CD in of_part.items()}
             tensors = _of_piece(part, of_piece, piece_targets, head)
+            if SCORES in part.outputs and start == 0:
+                tensors[SCORES] = next(scores)
             pieces.append({name: to_host(tensor) for name, tensor in tensors.items()})
         found.append(pieces)
     return found
+
+
+def _scores(
+    plan: TensorPlan, hidden_TD: Tensor, scores_of: Pooling, head: Callable[[Tensor], Tensor]
+) -> Sequence[Tensor]:
+    """Of each part that asks for them, (1, labels). The mean is made of each part's own states alone."""
+    parts = [part for part in plan.prompts if SCORES in part.outputs]
+    if not parts:
+        return ()
+    states = [hidden_TD[part.place : part.place + part.num_tokens] for part in parts]
+    if scores_of == "mean":
+        states_BD = torch.stack([states_CD.float().mean(0).to(hidden_TD.dtype) for states_CD in states])
+    else:
+        states_BD = torch.stack([states_CD[0 if scores_of == "cls" else -1] for states_CD in states])
+    scores_BL = head(states_BD).float()
+    return [scores_BL[place : place + 1] for place in range(len(parts))]
 
 
 def _of_piece(part: PromptPart, hidden: Tensors, targets_C: Tensor | None, head: Callable[[Tensor], Tensor]) -> Tensors:

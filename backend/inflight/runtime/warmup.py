@@ -53,6 +53,8 @@ def warmup_steps(
     """`num_rows`: of the largest batch; `max_num_tokens`: of one step; `num_groups`: of layers with own blocks."""
     longest = min(max_num_tokens, limits.max_input_len)
     made = _Steps(limits, num_rows, block_size, num_groups)
+    if limits.pooled:
+        return [*made.prefills(longest if sizes.pads else min(block_size, longest), max_num_tokens, NO_SLOT)]
     steps = [*made.first(min(block_size, longest))]
     if sizes.pads:
         for slot in [NO_SLOT, 0][: 1 + (limits.num_adapter_slots > 0)]:
@@ -100,7 +102,8 @@ class _Steps:
         for length in sorted(length for length in lengths if 1 < length <= longest):
             for count in sorted({1, min(max_num_tokens // length, self._num_rows)}):
                 news = [self._new(row, length, adapter_slot=slot) for row in range(count)]
-                yield SchedulerOutput(new_sequences=news, rows=[_prefill(new) for new in news])
+                works = [_prefill(new, num_sampled=int(not self._limits.pooled)) for new in news]
+                yield SchedulerOutput(new_sequences=news, rows=works)
 
     def embedded(self, num_tokens: int) -> SchedulerOutput:
         """A prompt that brings the embeddings of its tokens."""
@@ -139,8 +142,9 @@ class _Steps:
         )
 
 
-def _prefill(new: NewSequence) -> RowWork:
-    return RowWork(row=new.row, start=0, num_tokens=new.num_prompt_tokens, token_ids=new.token_ids)
+def _prefill(new: NewSequence, num_sampled: int = 1) -> RowWork:
+    num_tokens = new.num_prompt_tokens
+    return RowWork(row=new.row, start=0, num_tokens=num_tokens, token_ids=new.token_ids, num_sampled=num_sampled)
 
 
 def _decode(row: int, start: int) -> RowWork:

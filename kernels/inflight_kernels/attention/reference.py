@@ -7,6 +7,8 @@ Capped scores and sinks, for which torch's function has no arguments, are comput
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -202,4 +204,36 @@ def prefill_attention(
         out[begin:end] = attended[0].transpose(0, 1)
         if _of_all(v_scale) != 1.0:
             out[begin:end].mul_(v_scale)
+    return out
+
+
+def bidirectional_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    starts: Tensor,
+    max_len: int,
+    scale: float,
+    window: int = 0,
+    bias: Tensor | None = None,
+    deterministic: bool = False,
+) -> Tensor:
+    """One sequence at a time."""
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    borders: list[int] = starts.tolist()
+    for begin, end in pairwise(borders):
+        distances = torch.arange(end - begin, device=q.device)
+        distances = distances[None, :] - distances[:, None]
+        mask: Tensor | None = None
+        if bias is not None:
+            mask = bias[:, distances + bias.shape[1] // 2].to(q.dtype)
+        if 0 < window < end - begin - 1:
+            hidden = distances.abs() > window
+            mask = torch.zeros(distances.shape, dtype=q.dtype, device=q.device) if mask is None else mask
+            mask = mask.masked_fill(hidden, float("-inf"))
+        queries, keys, values = (each[begin:end].transpose(0, 1)[None] for each in (q, k, v))
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        )
+        out[begin:end] = attended[0].transpose(0, 1)
     return out

@@ -51,7 +51,9 @@ class Batch:
     adapters_T: Tensor | None = None
     """int32, slot of each token's low-rank adapter, -1 where it has none; None = no token has one."""
     sequences: StepSequences | None = None
-    """For layers that keep a state for each sequence; None = there are none."""
+    """For layers that keep a state for each sequence, or attend in both directions; None = there are none."""
+    token_types_T: Tensor | None = None
+    """int64, a token's row of a table of types; None = row 0 for all tokens."""
     choices: Choices | None = None
     """For experts whose router is no part of the program; None = there are none."""
 
@@ -83,6 +85,7 @@ class Batch:
                 positions_T=positions_T,
                 kept_T=empty(num_tokens),
             ),
+            token_types_T=empty(num_tokens, dtype=torch.int64),
             choices=choices,
         )
 

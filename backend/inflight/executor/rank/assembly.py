@@ -151,7 +151,7 @@ def make_manager(
         block_size=runner.block_size,
         windows=runner.windows,
         max_num_tokens=config.max_num_tokens,
-        enable_reuse=config.enable_kv_cache_reuse,
+        enable_reuse=config.enable_kv_cache_reuse and bool(runner.windows),
         enable_partial_reuse=config.enable_partial_reuse,
         copy_on_partial_reuse=config.copy_on_partial_reuse,
         num_host_blocks=runner.num_host_blocks,
@@ -167,7 +167,8 @@ def make_manager(
         max_num_tokens=config.max_num_tokens,
         max_seq_len=runner.limits.max_seq_len,
         policy=config.batch_scheduler_policy,
-        enable_chunked_context=config.enable_chunked_context,
+        # Tokens of an encoder see those behind them, too.
+        enable_chunked_context=config.enable_chunked_context and not runner.limits.pooled,
         num_adapter_slots=runner.limits.num_adapter_slots,
         priority_preemption=config.priority_preemption,
         num_stages=config.pipeline_parallel_size,

@@ -1,8 +1,9 @@
-"""The architectures of the native decoder, one file each: its tensors and options, as data."""
+"""The architectures of the native decoder and of encoders, one file each: its tensors and options, as data."""
 
 from inflight.models.families import (
     arcee,
     bamba,
+    bert,
     cohere,
     cohere2,
     deepseek_v2,
@@ -29,6 +30,7 @@ from inflight.models.families import (
     minimax_m2,
     mistral,
     mixtral,
+    modernbert,
     nemotron,
     nemotron_h,
     olmo2,
@@ -101,3 +103,22 @@ FAMILIES: dict[str, DescribeFamily] = {
     "MiniMaxM2ForCausalLM": minimax_m2.describe,
 }
 """The first entry of `architectures` in config.json -> its family."""
+
+ENCODERS: dict[str, DescribeFamily] = {
+    "BertModel": bert.describe,
+    "BertForMaskedLM": bert.describe,
+    "BertForSequenceClassification": bert.describe_scores,
+    "RobertaModel": bert.describe_roberta,
+    "RobertaForMaskedLM": bert.describe_roberta,
+    "RobertaForSequenceClassification": bert.scoring(bert.describe_roberta),
+    "XLMRobertaModel": bert.describe_roberta,
+    "XLMRobertaForMaskedLM": bert.describe_roberta,
+    "XLMRobertaForSequenceClassification": bert.scoring(bert.describe_roberta),
+    "MPNetModel": bert.describe_mpnet,
+    "MPNetForMaskedLM": bert.describe_mpnet,
+    "MPNetForSequenceClassification": bert.scoring(bert.describe_mpnet),
+    "ModernBertModel": modernbert.describe,
+    "ModernBertForMaskedLM": modernbert.describe,
+    "ModernBertForSequenceClassification": modernbert.describe_scores,
+}
+"""The same of networks that give vectors or scores of a text and no tokens."""

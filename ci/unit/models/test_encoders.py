@@ -1,0 +1,65 @@
+"""Encoders give the hidden states and scores of transformers' classes, whatever shares their steps.
+
+float32, so that equality means the same network and not the same rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from encoder_checkpoints import (
+    CLASSES,
+    MAX_POSITIONS,
+    EncoderEngine,
+    TinyEncoder,
+    scores_request,
+    states_request,
+    token_ids,
+    write_encoder,
+)
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+LENGTHS = (1, 2, 7, 19, MAX_POSITIONS)
+
+
+@pytest.fixture(scope="module", params=CLASSES)
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyEncoder:
+    return write_encoder(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def engine(encoder: TinyEncoder) -> Iterator[EncoderEngine]:
+    engine = EncoderEngine(encoder.folder, max_num_tokens=128, model_impl="native")
+    yield engine
+    engine.close()
+
+
+def test_hidden_states_are_transformers(engine: EncoderEngine, encoder: TinyEncoder) -> None:
+    """In one batch, the first texts' tokens packed beside each other."""
+    texts = [token_ids(length) for length in LENGTHS]
+    results = engine.run([states_request(number, text) for number, text in enumerate(texts, 1)])
+    for number, text in enumerate(texts, 1):
+        (tensor,) = results[number].tensors
+        np.testing.assert_allclose(tensor.array(), encoder.states(text), **CLOSE)
+
+
+def test_a_pair_has_its_types(engine: EncoderEngine, encoder: TinyEncoder) -> None:
+    text = token_ids(11)
+    beside = [states_request(2, token_ids(5)), states_request(3, token_ids(9), second_text_start=4)]
+    found = engine.tensor(states_request(1, text, second_text_start=6), *beside)
+    np.testing.assert_allclose(found, encoder.states(text, 6), **CLOSE)
+
+
+def test_scores_are_transformers(engine: EncoderEngine, encoder: TinyEncoder) -> None:
+    if not hasattr(encoder.model, "num_labels") or engine.runner.limits.pooled != "scores":
+        assert "ForSequenceClassification" not in type(encoder.model).__name__
+        return
+    assert engine.runner.limits.num_labels == 3
+    texts = [token_ids(length) for length in LENGTHS]
+    results = engine.run([scores_request(n, text, second_text_start=len(text) // 2) for n, text in enumerate(texts, 1)])
+    for number, text in enumerate(texts, 1):
+        (tensor,) = results[number].tensors
+        assert (tensor.name, tensor.array().shape) == ("scores", (1, 3))
+        np.testing.assert_allclose(tensor.array()[0], encoder.scores(text, len(text) // 2), **CLOSE)
