@@ -32,7 +32,6 @@ class EncoderAttention:
     """float32 (positions, rotary size), see `rope`; None = queries and keys are not rotated."""
     bias_HP: Tensor | None = None
     """float32, what is added to scores by the distance of their tokens, see `bidirectional_attention`."""
-    deterministic: bool = False
 
     def __call__(self, hidden_TD: Any, metadata: AttentionMetadata) -> Tensor:
         assert metadata.sequences is not None, "an encoder must know whose tokens a step has"
@@ -53,7 +52,6 @@ class EncoderAttention:
             self.scale,
             self.window,
             self.bias_HP,
-            self.deterministic,
         )
         return self.output(attended_THE.flatten(1), metadata)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from inflight.layers.attention import AttentionMetadata
 from inflight.layers.decoder_layer import DecoderLayer
 from inflight.layers.layer_inputs import LayerInputs
-from inflight.layers.norm import Norm
+from inflight.layers.norm import Norm, StreamNorm
 from inflight.layers.part import Part
 from inflight.layers.state import LayerState, StateSpec
 from inflight.layers.vocabulary import VocabularyParallelEmbedding
@@ -83,8 +83,9 @@ class Decoder:
 
     def by_layer(self) -> list[Decoder]:
         """The same network as stages of one layer each, whose results are their layers' outputs; and what is behind the
-        last one, its norm, if this one is the last. None where layers read more than the residual stream."""
-        if self.layer_inputs is not None:
+        last one, its norm, if this one is the last. None where layers read more than the residual stream, or where a
+        norm ends one layer and begins the next one."""
+        if self.layer_inputs is not None or isinstance(self.norm, StreamNorm):
             return []
         stages = []
         for number, layer in enumerate(self.layers):

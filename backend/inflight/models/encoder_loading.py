@@ -98,7 +98,6 @@ def _load_attention(
         window=config.sliding_windows[number],
         cos_sin=cos_sin,
         bias_HP=bias_HP,
-        deterministic=loader.deterministic,
     )
 
 

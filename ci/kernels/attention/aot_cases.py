@@ -105,6 +105,20 @@ def _prefill(
     )
 
 
+def _both_ways(
+    num_q_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    window: int = 0,
+    has_bias: bool = False,
+) -> None:
+    q, k, v = (of(dtype, 2048, heads, head_dim) for heads in (num_q_heads, num_kv_heads, num_kv_heads))
+    bias = of(torch.float32, num_q_heads, 1023) if has_bias else None
+    gpu.bidirectional_attention(q, k, v, of(torch.int32, 5), 512, 0.1, window, bias)
+
+
 CASES: dict[str, Callable[[], None]] = {
     "decode b1 32/8 d128 block64": partial(_decode, 1, 32, 8, 128, 64),
     "decode b32 32/8 d128 block64": partial(_decode, 32, 32, 8, 128, 64),
@@ -161,6 +175,15 @@ CASES: dict[str, Callable[[], None]] = {
     "prefill 20/1 d576:512 block64 fp32": _latents(_prefill, 2048, 20, 64, dtype=torch.float32),
     "prefill 128/1 d576:512 block64 fp8": _latents(_prefill, 2048, 128, 64, dtype=FP8),
     "prefill 128/1 d576:512 block64 int8": _latents(_prefill, 2048, 128, 64, dtype=torch.int8),
+    # BERT, MPNet, ModernBERT, and heads that are larger.
+    "both ways 12/12 d64": partial(_both_ways, 12, 12, 64),
+    "both ways 12/12 d64 fp16": partial(_both_ways, 12, 12, 64, dtype=torch.float16),
+    "both ways 12/12 d64 fp32": partial(_both_ways, 12, 12, 64, dtype=torch.float32),
+    "both ways 12/12 d64 bias": partial(_both_ways, 12, 12, 64, has_bias=True),
+    "both ways 12/12 d64 window": partial(_both_ways, 12, 12, 64, window=64),
+    "both ways 12/12 d32": partial(_both_ways, 12, 12, 32),
+    "both ways 8/2 d128": partial(_both_ways, 8, 2, 128),
+    "both ways 8/1 d256": partial(_both_ways, 8, 1, 256),
     **{f"decode b32 {show(config)}": partial(_decode, 32, 32, 8, 128, 64, config=config) for config in DECODE},
     **{f"prefill {show(config)}": partial(_prefill, 2048, 32, 8, 128, 64, config=config) for config in PREFILL},
     "decode b32 fp8 " + show(DECODE[2]): partial(_decode, 32, 32, 8, 128, 64, dtype=FP8, config=DECODE[2]),

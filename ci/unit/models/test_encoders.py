@@ -63,3 +63,21 @@ def test_scores_are_transformers(engine: EncoderEngine, encoder: TinyEncoder) ->
         (tensor,) = results[number].tensors
         assert (tensor.name, tensor.array().shape) == ("scores", (1, 3))
         np.testing.assert_allclose(tensor.array()[0], encoder.scores(text, len(text) // 2), **CLOSE)
+
+
+def test_layers_in_cpp_give_the_same_within_rounding(encoder: TinyEncoder) -> None:
+    engine = EncoderEngine(encoder.folder, max_num_tokens=128, cpu_compile="true")
+    texts = [token_ids(length) for length in LENGTHS]
+    try:
+        results = engine.run(
+            [states_request(n, text, second_text_start=len(text) // 2) for n, text in enumerate(texts, 1)]
+        )
+        for number, text in enumerate(texts, 1):
+            (tensor,) = results[number].tensors
+            expected = encoder.states(text, len(text) // 2)
+            np.testing.assert_allclose(tensor.array(), expected, rtol=1e-3, atol=1e-3)
+            if engine.runner.limits.pooled == "scores":
+                found = engine.tensor(scores_request(9, text))
+                np.testing.assert_allclose(found[0], encoder.scores(text), rtol=1e-3, atol=1e-3)
+    finally:
+        engine.close()

@@ -120,17 +120,14 @@ def bidirectional_attention(
     scale: float,
     window: int = 0,
     bias: Tensor | None = None,
-    deterministic: bool = False,
 ) -> Tensor:
     """Attention of the tokens of whole sequences, packed one behind the other, each to all tokens of its sequence.
 
     q (T, Hq, D) float, k and v (T, Hkv, D) of its dtype; sequence b's tokens are starts[b] to starts[b + 1] (int32,
     (B + 1,)), at least one. `max_len` is at least the length of the longest. With a `window` w > 0 token i sees token j
     only if |i - j| <= w. `bias`, contiguous float32 (Hq, 2 P - 1), is added to scores: bias[h, P - 1 + j - i] of query
-    i and key j of head h, of sequences of at most P tokens. Returns (T, Hq, D).
-    `deterministic`: a sequence's bits do not depend on the other sequences, which on a CPU they never do.
+    i and key j of head h, of sequences of at most P tokens. Returns (T, Hq, D). A sequence's bits do not depend
+    on the others.
     """
-    result: Tensor = implementation(q, __name__).bidirectional_attention(
-        q, k, v, starts, max_len, scale, window, bias, deterministic
-    )
+    result: Tensor = implementation(q, __name__).bidirectional_attention(q, k, v, starts, max_len, scale, window, bias)
     return result

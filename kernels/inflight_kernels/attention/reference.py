@@ -216,7 +216,6 @@ def bidirectional_attention(
     scale: float,
     window: int = 0,
     bias: Tensor | None = None,
-    deterministic: bool = False,
 ) -> Tensor:
     """One sequence at a time."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from inflight_kernels.cpu.notes import Notes
 from inflight_kernels.cpu.operations import (
+    BidirectionalAttention,
     DecodeAttention,
     Operation,
     PrefillAttention,
@@ -16,7 +17,7 @@ from inflight_kernels.cpu.operations import (
     RopeAndKvWrite,
     RopeAndLatentWrite,
 )
-from inflight_kernels.cpu.recorded_values import Unsupported
+from inflight_kernels.cpu.recorded_values import HEAD_DIMS, STEP, Unsupported
 from inflight_kernels.cpu.recording import CacheTensors, Columns
 
 
@@ -238,5 +239,45 @@ class AttentionRecorder(Notes):
             scale=scale,
             soft_cap=soft_cap,
             sinks=self._values.optional(sinks, "the sinks of attention", (num_heads,), torch.float32),
+        )
+        return out
+
+    def bidirectional_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        starts: Tensor,
+        max_len: int,
+        scale: float,
+        window: int = 0,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        sequences = self._batch.sequences
+        if sequences is None or starts is not sequences.starts:
+            raise Unsupported("C++ has attention in both directions to the step's own sequences only")
+        _, num_heads, head_dim = q.shape
+        if head_dim not in HEAD_DIMS or num_heads % k.shape[1] or k.shape != v.shape:
+            most = HEAD_DIMS[-1]
+            raise Unsupported(f"a head has {head_dim} elements, which is not a multiple of {STEP} up to {most}")
+        out = self._values.empty(*q.shape)
+        sources = {
+            "queries": self._values.read(q, "the queries"),
+            "keys": self._values.read(k, "the keys"),
+            "values": self._values.read(v, "the values"),
+        }
+        shape = () if bias is None else (num_heads, bias.shape[1])
+        self._note(
+            BidirectionalAttention,
+            ("out",),
+            **sources,
+            out=self._values.write(out),
+            num_heads=num_heads,
+            num_kv_heads=k.shape[1],
+            head_dim=head_dim,
+            window=window,
+            scale=scale,
+            bias=self._values.optional(bias, "a bias of scores", shape, torch.float32),
+            bias_size=0 if bias is None else bias.shape[1],
         )
         return out

@@ -59,12 +59,13 @@ class NativeNormWeight(ctypes.Structure):
 
 
 class Ids(enum.IntEnum):
-    """Which number of a token names its row of a table: itself, or its position. Where the batch gives a row for a
-    token, TOKEN is that row, and TOKEN_ALONE is not."""
+    """Which number of a token names its row of a table: itself, its position, or its type. Where the batch gives a row
+    for a token, TOKEN is that row, and TOKEN_ALONE is not."""
 
     TOKEN = 0
     POSITION = 1
     TOKEN_ALONE = 2
+    TYPE = 3
 
 
 class Operation(ctypes.Structure):
@@ -370,6 +371,24 @@ class PrefillAttention(Attention):
     """Of the prefilling rows."""
 
 
+class BidirectionalAttention(Operation):
+    """Attention of the step's tokens to all of their own sequence, as they stand in the step."""
+
+    _fields_ = Fields(
+        (Value, "queries keys values out"),
+        ("int64_t", "num_heads num_kv_heads head_dim"),
+        ("int64_t", "window", "Tokens before and behind it that a token sees; 0 = all."),
+        ("float", "scale"),
+        (
+            "const float*",
+            "bias",
+            "(num_heads, bias_size), added to scores, by the distance of a key from its query; the middle one is that "
+            "of the query's own; null = none.",
+        ),
+        ("int64_t", "bias_size"),
+    )
+
+
 class CausalConv(Operation):
     """out = f(bias + the sum over w of weight[w] * what x is `num_taps` - 1 - w tokens before) of each sequence's
     tokens; x is zero before position 0."""
@@ -461,11 +480,12 @@ KINDS: tuple[type[Operation], ...] = (
     RopeAndLatentWrite,
     DecodeAttention,
     PrefillAttention,
+    BidirectionalAttention,
     CausalConv,
     GatedDeltaRule,
     GatedRmsNorm,
     StateSpaceScan,
 )
 
-WITH_STATE: tuple[type[Operation], ...] = (CausalConv, GatedDeltaRule, StateSpaceScan)
-"""Those that keep a state for each sequence."""
+WITH_SEQUENCES: tuple[type[Operation], ...] = (BidirectionalAttention, CausalConv, GatedDeltaRule, StateSpaceScan)
+"""Those that must know whose tokens a step has: for a state of each sequence, or for attention in both directions."""

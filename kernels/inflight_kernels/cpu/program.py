@@ -16,7 +16,7 @@ from inflight_kernels.cpu.library import NativeLibrary
 from inflight_kernels.cpu.matrix import Matrix
 from inflight_kernels.cpu.operations import (
     KINDS,
-    WITH_STATE,
+    WITH_SEQUENCES,
     Cache,
     CacheFormat,
     Experts,
@@ -96,7 +96,7 @@ class Program:
         # The structures only point at what they need.
         self._held = (recording, packer, operations, addresses, widths, places)
         self._functions, self.dtype = library.functions, library.dtype
-        self._keeps_state = any(operation.kind in WITH_STATE for operation in recording.operations)
+        self._has_sequences = any(operation.kind in WITH_SEQUENCES for operation in recording.operations)
         self._num_given = {
             operation.number("num_chosen")
             for operation in recording.operations
@@ -127,8 +127,8 @@ class Program:
         ValueError where layers keep a state for each sequence, and the batch does not say whose its tokens are, and
         where it does not say which experts have been chosen.
         """
-        if self._keeps_state and (batch is None or batch.sequences is None):
-            raise ValueError("the network keeps a state for each sequence, and the batch has no sequences")
+        if self._has_sequences and (batch is None or batch.sequences is None):
+            raise ValueError("the network must know whose its tokens are, and the batch has no sequences")
         for num_chosen in self._num_given:
             choices = None if batch is None else batch.choices
             if choices is None or not (len(x), num_chosen) == choices.experts_TK.shape == choices.weights_TK.shape:
@@ -204,6 +204,7 @@ def _native_batch(x: Tensor, batch: Batch | None, blocks: int) -> NativeBatch:
         given=None if batch.given_T is None else _address(batch.given_T),
         given_rows=None if batch.given_rows is None else _address(batch.given_rows),
         adapters=None if batch.adapters_T is None else _address(batch.adapters_T),
+        token_types=None if batch.token_types_T is None else _address(batch.token_types_T),
         sequences=NativeSequences() if batch.sequences is None else _native_sequences(batch.sequences),
         experts=None if batch.choices is None else _address(batch.choices.experts_TK),
         expert_weights=None if batch.choices is None else _address(batch.choices.weights_TK),

@@ -93,9 +93,11 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
         gives_way: bool = True,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        if token_ids is not self._x and token_ids is not self._batch.positions_T:
-            raise Unsupported("C++ embeds the step's token ids and positions only")
         of_token = Ids.TOKEN if gives_way else Ids.TOKEN_ALONE
+        known = ((self._x, of_token), (self._batch.positions_T, Ids.POSITION), (self._batch.token_types_T, Ids.TYPE))
+        ids = next((kind for tensor, kind in known if tensor is token_ids), None)
+        if ids is None:
+            raise Unsupported("C++ embeds the step's token ids, positions and types only")
         num_rows, size = table.shape
         out, written = self._result(size)
         self._note(
@@ -106,7 +108,7 @@ class Recorder(AttentionRecorder, ExpertRecorder, StateRecorder):
             first=first or 0,
             num_rows=num_rows,
             size=size,
-            ids=of_token if token_ids is self._x else Ids.POSITION,
+            ids=ids,
             factor=factor,
         )
         return out

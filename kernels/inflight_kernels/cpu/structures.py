@@ -74,6 +74,7 @@ class NativeBatch(ctypes.Structure):
             "adapters",
             "(num_tokens): slot of each token's adapter, negative = none; null where no token has one.",
         ),
+        ("const int64_t*", "token_types", "(num_tokens); null = all are 0."),
         (NativeSequences, "sequences"),
         (
             "const int32_t*",

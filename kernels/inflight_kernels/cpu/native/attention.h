@@ -24,8 +24,14 @@ struct Queries {
   /// Positions of the keys that the first one sees; those of each other one begin and end `advance` later than those of
   /// the one before it.
   int64_t begin, end, advance;
+  /// Where the keys end that there are, if `end` may be behind that.
+  int64_t limit = INT64_MAX;
+  /// What is added to the first one's scores, from the key at position 0 on; each other one's begin one element before
+  /// those of the one before it. Null = nothing.
+  const float* bias = nullptr;
 
-  int64_t end_of_last() const { return end + (count - 1) * advance; }
+  int64_t end_of(int64_t row) const { return std::min(end + row * advance, limit); }
+  int64_t end_of_last() const { return end_of(count - 1); }
 };
 
 /// The first of the keys that a query sees which sees keys up to `end`.
@@ -180,7 +186,7 @@ struct Gathered {
 /// Hide the keys that a query does not see; scores are those of keys from `key` on.
 inline void hide(const Queries& queries, int64_t key, float* scores) {
   for (int64_t row = 0; row < queries.count; ++row) {
-    const int64_t first = queries.begin + row * queries.advance - key, end = queries.end + row * queries.advance - key;
+    const int64_t first = queries.begin + row * queries.advance - key, end = queries.end_of(row) - key;
     for (int64_t i = 0; i < KEYS_AT_ONCE; i += 16) {
       float* some = scores + row * KEYS_AT_ONCE + i;
       store(some, keep_lanes(load(some), first - i, end - i, splat(MASKED)));
@@ -199,6 +205,17 @@ inline void cap(const Attention& op, int64_t count, int64_t num_keys, float* sco
   for (int64_t row = 0; row < count; ++row)
     for (int64_t i = row * KEYS_AT_ONCE; i < row * KEYS_AT_ONCE + num_keys; i += 16)
       store(scores + i, tanh(load(scores + i) * factor));
+}
+
+/// Add what scores of `num_keys` keys from `key` on have of their distances, in the unit of products.
+inline void add_bias(const Attention& op, const Queries& queries, int64_t key, int64_t num_keys, float* scores) {
+  const Floats factor = splat(1.0f / op.scale);
+  for (int64_t row = 0; row < queries.count; ++row)
+    for (int64_t i = 0; i < num_keys; i += 16) {
+      float* some = scores + row * KEYS_AT_ONCE + i;
+      const int64_t count = std::max<int64_t>(queries.limit - key - i, 0);
+      store(some, fma(load(queries.bias + key + i - row, count), factor, load(some)));
+    }
 }
 
 /// One step of the online softmax: replaces the scores of up to 16 queries by weights, 2 ** (score * scale - maximum),
@@ -265,7 +282,8 @@ class Attending {
       for (int64_t i = 0; i < num_keys; i += PANEL)
         left_.template multiply<false>(panels.keys + i * head_dim, head_dim / PANEL, scores_ + i, KEYS_AT_ONCE);
       if (op_.soft_cap) cap(op_, count, num_keys, scores_);
-      const bool all_seen = key + KEYS_AT_ONCE <= queries_.end && key >= last_begin();
+      if (queries_.bias) add_bias(op_, queries_, key, num_keys, scores_);
+      const bool all_seen = key + KEYS_AT_ONCE <= queries_.end_of(0) && key >= last_begin();
       if (!all_seen) hide(queries_, key, scores_);
       for (int64_t row = 0; row < count; row += 16)
         soften(scores_ + row * KEYS_AT_ONCE, std::min<int64_t>(count - row, 16), scale_of_scores(op_), value_dim,

@@ -40,6 +40,7 @@ enum class Kind : int64_t {
   ROPE_AND_LATENT_WRITE,
   DECODE_ATTENTION,
   PREFILL_ATTENTION,
+  BIDIRECTIONAL_ATTENTION,
   CAUSAL_CONV,
   GATED_DELTA_RULE,
   GATED_RMS_NORM,
@@ -49,9 +50,9 @@ enum class Kind : int64_t {
 /// Where a buffer is: in memory of this rank alone, in its area, or, of many rows, in the common one.
 enum class Place : int64_t { PRIVATE, OWN_AREA, COMMON_AREA };
 
-/// Which number of a token names its row of a table: itself, or its position. Where the batch gives a row for a token,
-/// TOKEN is that row, and TOKEN_ALONE is not.
-enum class Ids : int64_t { TOKEN, POSITION, TOKEN_ALONE };
+/// Which number of a token names its row of a table: itself, its position, or its type. Where the batch gives a row for
+/// a token, TOKEN is that row, and TOKEN_ALONE is not.
+enum class Ids : int64_t { TOKEN, POSITION, TOKEN_ALONE, TYPE };
 
 /// f of a gated layer, which computes f(gate) * up, or of one without a gate, which computes f(x).
 ///
@@ -486,6 +487,20 @@ struct Attention {
   const float* sinks;
 };
 
+/// Attention of the step's tokens to all of their own sequence, as they stand in the step.
+struct BidirectionalAttention {
+  Kind kind;
+  Value queries, keys, values, out;
+  int64_t num_heads, num_kv_heads, head_dim;
+  /// Tokens before and behind it that a token sees; 0 = all.
+  int64_t window;
+  float scale;
+  /// (num_heads, bias_size), added to scores, by the distance of a key from its query; the middle one is that of the
+  /// query's own; null = none.
+  const float* bias;
+  int64_t bias_size;
+};
+
 /// out = f(bias + the sum over w of weight[w] * what x is `num_taps` - 1 - w tokens before) of each sequence's tokens;
 /// x is zero before position 0.
 struct CausalConv {
@@ -607,6 +622,8 @@ struct Batch {
   const Element* given_rows;
   /// (num_tokens): slot of each token's adapter, negative = none; null where no token has one.
   const int32_t* adapters;
+  /// (num_tokens); null = all are 0.
+  const int64_t* token_types;
   Sequences sequences;
   /// (num_tokens, num_chosen): of each token, where no router of the program chooses them; else null.
   const int32_t* experts;
@@ -886,6 +903,19 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Attention, scale),
     offsetof(Attention, soft_cap),
     offsetof(Attention, sinks),
+    sizeof(BidirectionalAttention),
+    offsetof(BidirectionalAttention, kind),
+    offsetof(BidirectionalAttention, queries),
+    offsetof(BidirectionalAttention, keys),
+    offsetof(BidirectionalAttention, values),
+    offsetof(BidirectionalAttention, out),
+    offsetof(BidirectionalAttention, num_heads),
+    offsetof(BidirectionalAttention, num_kv_heads),
+    offsetof(BidirectionalAttention, head_dim),
+    offsetof(BidirectionalAttention, window),
+    offsetof(BidirectionalAttention, scale),
+    offsetof(BidirectionalAttention, bias),
+    offsetof(BidirectionalAttention, bias_size),
     sizeof(CausalConv),
     offsetof(CausalConv, kind),
     offsetof(CausalConv, x),
@@ -965,6 +995,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Batch, given),
     offsetof(Batch, given_rows),
     offsetof(Batch, adapters),
+    offsetof(Batch, token_types),
     offsetof(Batch, sequences),
     offsetof(Batch, experts),
     offsetof(Batch, expert_weights),

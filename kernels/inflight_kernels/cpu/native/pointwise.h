@@ -42,7 +42,9 @@ inline void layer_norm(const Element* x, const LayerNorm& op, Element* y) {
 inline void run(const Embedding& op, const Run& step) {
   Element* const out = step.at(op.out);
   const Batch& batch = step.batch;
-  const int64_t* const ids = op.ids == Ids::POSITION ? batch.positions : batch.token_ids;
+  const int64_t* const ids = op.ids == Ids::POSITION ? batch.positions
+                             : op.ids == Ids::TYPE   ? batch.token_types
+                                                     : batch.token_ids;
   const int64_t* const given = op.ids == Ids::TOKEN ? batch.given : nullptr;
   share(batch.num_tokens, [&](int64_t row) {
     Element* const to = out + row * step.stride(op.out);
@@ -51,7 +53,7 @@ inline void run(const Embedding& op, const Run& step) {
     if (given && given[row] >= 0) {
       if (op.first == 0) source = batch.given_rows + given[row] * op.size;
     } else {
-      const int64_t local = ids[row] - op.first;
+      const int64_t local = (ids ? ids[row] : 0) - op.first;
       factor = op.factor;
       if (local >= 0 && local < op.num_rows) {
         if (!op.table) read_row(op.codes, local, op.size, to);

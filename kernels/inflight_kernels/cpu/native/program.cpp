@@ -7,6 +7,7 @@
 
 #include <iterator>
 
+#include "bidirectional_attention.h"
 #include "causal_conv.h"
 #include "decode_attention.h"
 #include "experts.h"
@@ -84,6 +85,8 @@ void run(const Kind* operation, const Run& step) {
     case Kind::PREFILL_ATTENTION:
       if (step.batch.num_prefills) run_prefill(as<Attention>(operation), step);
       return;
+    case Kind::BIDIRECTIONAL_ATTENTION:
+      return run(as<BidirectionalAttention>(operation), step);
     case Kind::CAUSAL_CONV:
       return run(as<CausalConv>(operation), step);
     case Kind::GATED_DELTA_RULE:
@@ -152,6 +155,9 @@ struct Workspace {
         part_floats = std::max(part_floats, count_part_floats(as<Attention>(operation), batch));
       if (*operation == Kind::PREFILL_ATTENTION)
         packed_elements = std::max(packed_elements, count_packed(as<Attention>(operation), batch, program));
+      if (*operation == Kind::BIDIRECTIONAL_ATTENTION)
+        packed_elements =
+            std::max(packed_elements, count_packed(as<BidirectionalAttention>(operation), batch, program));
       if (*operation == Kind::EXPERTS) {
         Pieces pieces{nullptr};
         Choices(as<Experts>(operation), batch.num_tokens, pieces);
