@@ -56,10 +56,15 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.architecture} on {self.device} ({self.device_name}), {self.layers} layers; "
             f"{self.num_ranks} rank{'s' if self.num_ranks > 1 else ''}{shared}; "
             f"dtype {self.dtype}, weights {self.weight_dtype}{' times ' * bool(self.activations)}{self.activations}, "
-            f"KV cache {self.kv_cache_dtype} of "
-            f"{limits.kv_cache_tokens} tokens{' a replica' if self.data_parallel_size > 1 else ''}; "
+            f"{self._keeps(limits)}; "
             f"max_batch_size {limits.max_batch_size}, max_seq_len {limits.max_seq_len}"
         )
+
+    def _keeps(self, limits: RequestLimits) -> str:
+        if limits.pooled:
+            return f"gives {limits.pooled} of texts"
+        each = " a replica" if self.data_parallel_size > 1 else ""
+        return f"KV cache {self.kv_cache_dtype} of {limits.kv_cache_tokens} tokens{each}"
 
     def changes(self, before: EngineDescription) -> str:
         """What is computed otherwise than by the ranks `before`, as a list for a sentence; empty if nothing is."""

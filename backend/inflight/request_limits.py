@@ -156,7 +156,10 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
                 )
         if not config.additional_model_outputs:
             offered = ", ".join(self.model_outputs)
-            raise InvalidRequest(f"the request asks for nothing: name one of {offered} in additional_outputs")
+            raise InvalidRequest(
+                f"this engine gives {self.pooled} of prompts and no tokens, and the request asks for none: name one of "
+                f"{offered} in additional_outputs, or send it to /v1/embeddings"
+            )
         for output in config.additional_model_outputs:
             if output.name != SCORES and not output.is_of_prompt:
                 raise InvalidRequest(

@@ -27,11 +27,15 @@ class PromptEncoder:
         return encode(prompt)
 
     def encode_beginning(self, text: str, limits: RequestLimits, most: int) -> list[int]:
-        """The leading `most` tokens of a text, at most `max_input_len`. Raises Refusal."""
+        """The leading `most` tokens of a text, at most `max_input_len`; of an encoder's the last one is that which ends
+        it. Raises Refusal."""
         per_token = self._tokenizer.max_bytes_per_token
         if per_token is not None:
             text = text.encode("utf-8", "surrogatepass")[: most * per_token].decode("utf-8", "ignore")
-        return self.encode(text, limits)[:most]
+        token_ids = self.encode(text, limits)
+        if limits.pooled and len(token_ids) > most:
+            return [*token_ids[: most - 1], token_ids[-1]]
+        return token_ids[:most]
 
     def _check_length(self, text: str, limits: RequestLimits) -> None:
         if self._max_text_bytes is None:

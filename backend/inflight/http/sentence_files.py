@@ -24,6 +24,7 @@ MODES: dict[str, Pooling] = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last",
     "cls": "cls",
+    "cls_token": "cls",
     "max": "max",
 }
 """By sentence-transformers' names."""

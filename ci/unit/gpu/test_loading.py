@@ -16,6 +16,7 @@ import pytest
 import torch
 from awq_checkpoints import write_awq_checkpoint
 from coded_checkpoints import EXPERTS, write_coded_checkpoint
+from encoder_checkpoints import write_encoder
 from fake_cuda.context import fake_cuda
 from fake_cuda.device import CUDA, FakeDevice, StaleCopy
 from fake_cuda.networks import FakeNccl
@@ -31,6 +32,7 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.decoder_loading import load_decoder
+from inflight.models.encoder_loading import load_encoder
 from inflight.models.upload import BUFFER_BYTES, RING_SIZE, Upload
 from inflight.models.weights import WeightLoader
 
@@ -117,7 +119,8 @@ def load(folder: Path, where: torch.device, group: TensorParallelGroup, dtype: t
     config = ModelConfig.load(folder)
     with Checkpoint(folder) as checkpoint:
         loader = WeightLoader(checkpoint, config.weight_format, group, dtype, where)
-        return load_decoder(config, loader, NUM_POSITIONS)
+        load_network = load_decoder if config.family.encoder is None else load_encoder
+        return load_network(config, loader, NUM_POSITIONS)
 
 
 def weights_of(part: Any) -> Iterator[Tensor]:
@@ -154,7 +157,18 @@ def test_a_weight_is_copied_once_to_its_place_and_nothing_waits_for_it(
     """Every family, in the type of its files and in another one, alone and as either of two ranks."""
     folder = make_checkpoint(tmp_path, name).folder
     splits = CONFIGS[name].num_attention_heads % 2 == 0
-    ranks = [None, 0, 1] if splits else [None]
+    check_copies(folder, [None, 0, 1] if splits else [None], dtype, monkeypatch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_encoders_weights_go_the_same_way(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_encoder(tmp_path, "BertForSequenceClassification")
+    check_copies(tmp_path, [None, 0, 1], dtype, monkeypatch)
+
+
+def check_copies(folder: Path, ranks: list[int | None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in ranks:
         group = TensorParallelGroup() if rank is None else FakeNccl(rank)
         on_host = load(folder, CPU, group, dtype)

@@ -52,9 +52,10 @@ def play(request: Request) -> list[Response]:
     return [Response(request_id=request.request_id, result=result)]
 
 
-def engine() -> PlayedEngine:
+def engine(**changes: Any) -> PlayedEngine:
+    """`changes`: of its limits."""
     played = PlayedEngine(play)
-    limits = msgspec.structs.replace(played.limits, hidden_size=SIZE, model_outputs=["hidden_states"])
+    limits = msgspec.structs.replace(played.limits, hidden_size=SIZE, model_outputs=["hidden_states"], **changes)
     played._replica_ready(limits, EngineDescription(device="cpu"), max_in_flight=0)
     return played
 
@@ -89,6 +90,25 @@ def test_the_sdk_gets_the_same_vectors_in_both_encodings(embedding: Running) -> 
         np.testing.assert_array_equal(np.array([each.embedding for each in answer.data], np.float32), expected)
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (3, 3)
     assert embedding.engine.requests[-1].max_tokens == 1
+
+
+def test_an_encoder_is_asked_for_no_token_and_takes_a_text_as_long_as_its_positions(tmp_path: Path) -> None:
+    played = engine(pooled="vectors", max_seq_len=4, max_input_len=4)
+    with openai_server(played, checkpoint_folder(tmp_path), embedding_pooling="mean") as url:
+        running = Running(url, played)
+        vector = running.post("/v1/embeddings", {"input": "abcd"}).json()["data"][0]["embedding"]
+        np.testing.assert_array_equal(np.array(vector, np.float32), mean(b"abcd"))
+        assert played.sent.max_tokens == 0
+        too_long = running.post("/v1/embeddings", {"input": "abcde"}).json()["error"]
+        assert (too_long["param"], too_long["code"]) == ("input", "context_length_exceeded")
+        assert "maximum context length is 4 tokens" in too_long["message"]
+        cut = running.post("/api/embed", {"model": "llm", "input": "abcde"}).json()
+        assert cut["prompt_eval_count"] == len(played.sent.input_token_ids) == 4
+        refused = running.post("/v1/completions", {"prompt": "ab", "max_tokens": 3}).json()["error"]
+        assert (refused["param"], refused["message"].partition(":")[0]) == (
+            "max_tokens",
+            "max_tokens is about generated tokens, and this engine gives vectors of prompts and no tokens",
+        )
 
 
 def test_token_ids_and_base64(embedding: Running) -> None:
@@ -128,6 +148,9 @@ def write_files(folder: Path, pooling: object, *more: str) -> None:
         ({"word_embedding_dimension": 8, "pooling_mode_cls_token": False, "pooling_mode_lasttoken": True}, "last"),
         ({"pooling_mode_mean_tokens": True, "include_prompt": True}, "mean"),
         ({"pooling_mode": "weightedmean"}, "weighted_mean"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": False}, "cls"),
+        ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode_max_tokens": True}, "max"),
     ],
 )
 def test_pooling_is_what_the_checkpoints_files_say(tmp_path: Path, config: object, expected: str) -> None:
@@ -139,7 +162,11 @@ def test_pooling_is_what_the_checkpoints_files_say(tmp_path: Path, config: objec
 @pytest.mark.parametrize(
     ("config", "more", "sentence"),
     [
-        ({"pooling_mode_cls_token": True}, [], "asks for cls_token, which is not computed here: set embedding_pooling"),
+        (
+            {"pooling_mode_mean_sqrt_len_tokens": True},
+            [],
+            "asks for mean_sqrt_len, which is not computed here: set embedding_pooling",
+        ),
         ({"pooling_mode": ["mean", "max"]}, [], "asks for mean and max"),
         ({}, [], "asks for nothing"),
         ({"pooling_mode": "mean"}, ["Dense"], "has a Dense, which is not computed here"),

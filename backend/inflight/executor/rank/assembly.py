@@ -151,7 +151,7 @@ def make_manager(
         block_size=runner.block_size,
         windows=runner.windows,
         max_num_tokens=config.max_num_tokens,
-        enable_reuse=config.enable_kv_cache_reuse and bool(runner.windows),
+        enable_reuse=config.enable_kv_cache_reuse and not runner.limits.pooled,
         enable_partial_reuse=config.enable_partial_reuse,
         copy_on_partial_reuse=config.copy_on_partial_reuse,
         num_host_blocks=runner.num_host_blocks,

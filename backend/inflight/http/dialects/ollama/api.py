@@ -120,7 +120,9 @@ class OllamaApi:
 
     def _cut(self, text: str, limits: RequestLimits) -> list[int]:
         """As many leading tokens of a text as the engine takes. Raises APIError."""
-        most = min(limits.max_input_len, limits.max_seq_len - 1, limits.kv_cache_tokens)
+        most = limits.max_input_len
+        if not limits.pooled:
+            most = min(most, limits.max_seq_len - 1, limits.kv_cache_tokens)
         with in_words({"prompt": "input"}):
             return self._service.encoder.encode_beginning(text, limits, most)
 
