@@ -293,7 +293,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Batch], Tensor], str]] = {
     "zeros": (lambda x, _: norm(torch.zeros(13, SIZE, dtype=torch.bfloat16, device="meta")), "is not the result"),
     "other ids": (
         lambda x, _: inflight_kernels.embedding(TOKEN_IDS, weight(100)),
-        "embeds the step's token ids and positions only",
+        "embeds the step's token ids, positions and types only",
     ),
     "ids are added": (
         lambda x, batch: batch.positions_T + batch.blocks[0].slots_T,
