@@ -1,7 +1,8 @@
 """Vectors of texts: the requests for them, and what the engine answers.
 
 An encoder gives its vector with the step that computes it; another engine generates one token behind a prompt, which
-is dropped. Vectors have the length 1; shorter ones are the first features of those, as models with Matryoshka representations (arXiv 2205.13147) are made for.
+is dropped. Vectors have the length 1; shorter ones are the first features of those, as models with Matryoshka
+representations (arXiv 2205.13147) are made for.
 """
 
 from __future__ import annotations
