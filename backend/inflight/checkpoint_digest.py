@@ -42,14 +42,15 @@ def checkpoint_digest(folders: Sequence[str], description: EngineDescription) ->
     every machine with the same files.
 
     Sums that are rounded more coarsely than float32's also follow what adds them up: the layers and their order,
-    whether they are deterministic, and how many ranks share a layer. So does what 8 bits round: keys and values, or
-    activations. Weights may be quantised as they are read, and activations as they are multiplied."""
+    whether they are deterministic, and how many ranks share a layer and its experts. So does what 8 bits round: keys
+    and values, or activations. Weights may be quantised as they are read, and activations as they are multiplied."""
     decisive: tuple[object, ...] = (description.device, description.dtype)
     rounds_keys = description.kv_cache_dtype in ROUNDED_CACHES
     if rounds_keys:
         decisive += (description.kv_cache_dtype,)
     if rounds_keys or description.weight_dtype == "fp8" or description.dtype != "float32":
-        decisive += (description.layers, description.deterministic, description.tensor_parallel_size)
+        decisive += (description.layers, description.deterministic)
+        decisive += (description.tensor_parallel_size, description.moe_expert_parallel_size)
     if description.weight_dtype not in ("", description.dtype):
         decisive += (description.weight_dtype,)
     if description.sum_order:

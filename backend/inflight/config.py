@@ -80,6 +80,8 @@ class EngineConfig:
     """How ranks are started: auto (one of the next three), uniproc, mpi, mpi_leader, multiproc, ray or external."""
     tensor_parallel_size: int = 1
     """Ranks over which every layer is split."""
+    moe_expert_parallel_size: int = 1
+    """Sets of ranks that divide a layer's experts; the ranks of a set split each of theirs; 1 = all ranks split all."""
     pipeline_parallel_size: int = 1
     """Pipeline stages, each with consecutive layers on its own ranks; the first ones get the layers left over."""
     data_parallel_size: int = 1

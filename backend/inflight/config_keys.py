@@ -12,6 +12,7 @@ from inflight.speculative_decoding import MAX_DRAFT_LEN, MAX_NGRAM_SIZE, MAX_VER
 
 POSITIVE_KEYS = (
     "tensor_parallel_size",
+    "moe_expert_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
     "cancellation_check_period_ms",
@@ -61,6 +62,7 @@ NOT_NEGATIVE_KEYS = (
 
 LARGEST = {
     "tensor_parallel_size": 2**12,
+    "moe_expert_parallel_size": 2**12,
     "pipeline_parallel_size": 2**10,
     "data_parallel_size": 2**8,
     "max_batch_size": 2**14,

@@ -21,6 +21,11 @@ RAY_DEFAULTS = {"ray_address": "auto", "ray_placement": "pack", "ray_runtime_env
 def check_ranks(config: EngineConfig) -> None:
     """Raises ConfigurationError."""
     one_of("executor", config.executor, LAUNCHERS)
+    if config.tensor_parallel_size % config.moe_expert_parallel_size:
+        raise ConfigurationError(
+            f"moe_expert_parallel_size ({config.moe_expert_parallel_size}) must divide tensor_parallel_size "
+            f"({config.tensor_parallel_size}), whose ranks share the experts"
+        )
     _check_gpus_of_replicas(config)
     _check_spares(config)
     _check_ray(config)

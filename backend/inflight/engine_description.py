@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 ARITHMETIC = (
     *("device", "layers", "sum_order", "dtype", "weight_dtype", "activations", "kv_cache_dtype", "deterministic"),
-    "tensor_parallel_size",
+    *("tensor_parallel_size", "moe_expert_parallel_size"),
 )
 """Fields on which the bits of a token depend."""
 
@@ -41,8 +41,9 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     deterministic: bool = False
     """Whether layers of torch and of GPUs compute the same bits however they are batched."""
     num_ranks: int = 1
-    """Of all replicas together; the next three say how they share the work."""
+    """Of all replicas together; the next four say how they share the work."""
     tensor_parallel_size: int = 1
+    moe_expert_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     inflight_version: str = ""
@@ -50,7 +51,7 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     def summary(self, limits: RequestLimits) -> str:
         """With the engine's limits, in a line for its operator."""
-        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        sizes = ("tensor_parallel_size", "moe_expert_parallel_size", "pipeline_parallel_size", "data_parallel_size")
         shared = "".join(f", {key} {getattr(self, key)}" for key in sizes if getattr(self, key) > 1)
         return (
             f"{self.architecture} on {self.device} ({self.device_name}), {self.layers} layers; "

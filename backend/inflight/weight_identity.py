@@ -23,7 +23,8 @@ def weight_identity(config: EngineConfig) -> str:
     folders = [Path(config.gpt_model_path), *_code_of_layouts()]
     if config.speculative_model_dir:
         folders.append(Path(config.speculative_model_dir))
-    digest = hashlib.blake2b(f"{config.quantization} {config.cpu_activations}\0".encode(), digest_size=16)
+    values = (config.quantization, config.cpu_activations, config.moe_expert_parallel_size)
+    digest = hashlib.blake2b(f"{values}\0".encode(), digest_size=16)
     for part in _files(folders):
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()

@@ -30,6 +30,9 @@ RANKS_OF_8 = "ci/unit/distributed/test_tensor_parallel.py::test_ranks_store_thei
 NETWORKS = "ci/unit/models/test_models.py"
 NETWORKS_OF_RANKS = "ci/unit/distributed/test_tensor_parallel.py::test_two_ranks_give_the_same_tokens_as_transformers"
 """Of dense and quantised networks and of mixtures of experts. Prompts come in chunks, and one sequence pauses."""
+BITS_OF_WHOLE_EXPERTS = (
+    "ci/unit/distributed/test_tensor_parallel.py::test_with_whole_experts_bits_depend_on_no_neighbour"
+)
 BELOW_LIBRARY = "compared below the library"
 NOT_BY_SERVER = "not tried: a stub is a front as the library is"
 AS_RELAUNCHED = "as ranks that are launched again"
@@ -108,6 +111,18 @@ ENGINE_FEATURES = (
             f"{NETWORKS}::test_in_chunks",
             f"{NETWORKS}::test_after_a_pause",
             f"{NETWORKS}::test_with_a_shared_prefix",
+        ),
+        kernels=("route_experts", "fused_moe", "sigmoid_mul"),
+    ),
+    EngineFeature(
+        feature="whole experts on ranks (`moe_expert_parallel_size`)",
+        cells=_cells(
+            BELOW_LIBRARY,
+            NOT_BY_SERVER,
+            NETWORKS_OF_RANKS,
+            BITS_OF_WHOLE_EXPERTS,
+            NETWORKS_OF_RANKS,
+            "not tried",
         ),
         kernels=("route_experts", "fused_moe", "sigmoid_mul"),
     ),

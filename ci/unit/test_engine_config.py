@@ -37,6 +37,7 @@ def test_a_number_beyond_any_use_is_refused(key: str) -> None:
 def test_the_largest_value_is_allowed(key: str) -> None:
     others = {
         "executor": "mpi",
+        "tensor_parallel_size": str(LARGEST["tensor_parallel_size"]),
         "max_num_tokens": str(LARGEST["max_num_tokens"]),
         "lookahead_window_size": "2",
         "lookahead_ngram_size": "2",
@@ -172,6 +173,13 @@ def test_sizes_that_are_set_hold_and_the_others_give_way(device: str) -> None:
     with pytest.raises(ConfigurationError, match=r"max_num_tokens \(32\) must be at least max_batch_size \(33\)"):
         EngineConfig(max_num_tokens=32, max_batch_size=33)
     assert EngineConfig(max_queue_size=3).for_device("cpu").max_in_flight == 67
+
+
+def test_ranks_are_divided_into_equal_sets_with_experts_of_their_own() -> None:
+    EngineConfig(tensor_parallel_size=4, moe_expert_parallel_size=2)
+    sentence = r"moe_expert_parallel_size \(3\) must divide tensor_parallel_size \(4\), whose ranks share the experts"
+    with pytest.raises(ConfigurationError, match=sentence):
+        EngineConfig(tensor_parallel_size=4, moe_expert_parallel_size=3)
 
 
 def test_replicas_do_not_share_a_gpu() -> None:

@@ -37,6 +37,9 @@ Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL)]
 TensorParallelSize = Annotated[
     int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share every layer.", min=1)
 ]
+MoeExpertParallelSize = Annotated[
+    int | None, typer.Option("--moe-expert-parallel-size", "-ep", help="Sets of ranks that divide experts.", min=1)
+]
 PipelineParallelSize = Annotated[
     int | None, typer.Option("--pipeline-parallel-size", "-pp", help="Stages that share the layers.", min=1)
 ]
@@ -74,6 +77,7 @@ def serve(
     context: typer.Context,
     checkpoint: Model = None,
     tensor_parallel_size: TensorParallelSize = None,
+    moe_expert_parallel_size: MoeExpertParallelSize = None,
     pipeline_parallel_size: PipelineParallelSize = None,
     data_parallel_size: DataParallelSize = None,
     dtype: Dtype = None,
@@ -189,6 +193,7 @@ def openai(
         typer.Option(help="Start no ranks: serve the engine that a program of this user has started under this name."),
     ] = None,
     tensor_parallel_size: TensorParallelSize = None,
+    moe_expert_parallel_size: MoeExpertParallelSize = None,
     pipeline_parallel_size: PipelineParallelSize = None,
     data_parallel_size: DataParallelSize = None,
     dtype: Dtype = None,
@@ -271,6 +276,7 @@ def _attach(checkpoint: str | None, options: OpenAIOptions) -> None:
 _OF_STARTED_RANKS = ("ready_timeout", "drain_timeout", "adopt_timeout", "log_file", "verbose")
 _OF_CONFIGURATION = (
     "tensor_parallel_size",
+    "moe_expert_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
     "dtype",

@@ -13,7 +13,8 @@ For tp = 2, pp = 2:
 Data-parallel replicas of an engine are no third coordinate: each is a launch of its own, with a leader, a scheduler and
 a KV cache, and its ranks know nothing of the others. Their front shares the requests (executor/front/routing.py).
 
-Nor are experts: each rank has a part of every one, as of every other layer. Knows no communication and no tensors.
+Nor are experts: the ranks that share a layer share its experts too, which `moe_expert_parallel_size` divides among them
+in turn (WeightLoader.experts_of_rank). Knows no communication and no tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A mixture of experts in place of the feed-forward: a router sends each token to a few of them.
 
-Legend: T tokens, D hidden size, E experts, which read and write D features or fewer, I intermediate size of an expert
-on this rank, C = 2 I, or I without gates, K experts of each token. Every rank routes by the same
-logits, and has some of the intermediate features of every expert.
+Legend: T tokens, D hidden size, E experts, of their own weights this rank's, which read and write D features or fewer,
+I intermediate size of an expert on this rank, C = 2 I, or I without gates, K experts of each token. Every rank routes
+by the same logits to all experts, and has some of the intermediate features of all of them, or of some of them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ class Experts:
     factors_E: Tensor | None = None
     """float32, of the weight of each expert."""
     routing: Routing
+    first_expert: int = 0
+    """Number of the first of this rank's experts."""
     gate_up_ECD: ExpertWeights
     """Of each expert gate, then up; or up alone."""
     gate_up_bias_EC: Tensor | None = None
     down_EDI: ExpertWeights
     down_bias_ED: Tensor | None = None
-    """On the leader only, so that the sum contains it once."""
+    """On the first of the ranks that share the expert only, so that the sum contains it once."""
     activation: Activation = Activation.SILU
     narrow: ColumnParallelLinear | None = None
     """Makes of hidden features the fewer that experts read, whole on every rank, as the next."""
@@ -57,7 +59,7 @@ class Experts:
         routed_TD = hidden_TD if self.router_norm is None else self.router_norm(hidden_TD, metadata)
         logits_TE = self.router.multiply(routed_TD, self.router_bias_E, self.deterministic)
         weights_TK, experts_TK = inflight_kernels.route_experts(
-            logits_TE, self.routing, self.choice_bias_E, self.factors_E
+            logits_TE, self.routing, self.choice_bias_E, self.factors_E, self.first_expert
         )
         hidden_TD = hidden_TD if self.norm is None else self.norm(hidden_TD, metadata)
         y_TD = inflight_kernels.fused_moe(

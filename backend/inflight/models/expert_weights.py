@@ -1,6 +1,6 @@
 """Loads one rank's part of a mixture of experts: from what a family declares to a part of a network.
 
-Legend: I input features, O output features, D hidden size, C gate and up of a rank, E experts.
+Legend: I input features, O output features, D hidden size, C gate and up of a rank, E experts, of weights a rank's.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ from inflight.models.weights import Section, WeightLoader
 from inflight_kernels import CodedWeight
 from inflight_kernels.moe import ExpertWeights
 
+Each = TypeVar("Each")
+
 
 def load_mixture(
     loader: WeightLoader, tensors: ExpertTensors, prefix: str, hidden_size: int, norms: NormStyle
@@ -39,7 +41,7 @@ def load_mixture(
     """The second half of a layer: experts, and those that compute every token, if there are any. `norms`: of experts
     beside an MLP."""
     if tensors.beside is not None:
-        return _with_norms(load_experts(loader, tensors, prefix, hidden_size), loader, tensors.beside, prefix, norms)
+        return _with_norms(loader, tensors, tensors.beside, prefix, hidden_size, norms)
     if tensors.shared is None:
         return load_experts(loader, tensors, prefix, hidden_size)
     shared, alone = tensors.shared, TensorParallelGroup()
@@ -56,17 +58,20 @@ def load_mixture(
     )
 
 
-def _with_norms(experts: Experts, loader: WeightLoader, tensors: BesideMLP, prefix: str, norms: NormStyle) -> Experts:
-    num_experts, hidden_size, _ = experts.down_EDI.shape
-    scale_D = loader.vector(f"{prefix}{tensors.router_scale}", hidden_size, torch.float32, times=hidden_size**-0.5)
+def _with_norms(
+    loader: WeightLoader, tensors: ExpertTensors, beside: BesideMLP, prefix: str, hidden_size: int, norms: NormStyle
+) -> Experts:
+    experts = load_experts(loader, tensors, prefix, hidden_size)
+    scale_D = loader.vector(f"{prefix}{beside.router_scale}", hidden_size, torch.float32, times=hidden_size**-0.5)
     experts.router_norm = RMSNorm(scale_D, norms.eps)
-    experts.norm = RMSNorm(loader.norm_weight(tensors.norm, prefix, hidden_size, norms), norms.eps)
-    experts.factors_E = loader.vector(f"{prefix}{tensors.factors}", num_experts, torch.float32)
+    experts.norm = RMSNorm(loader.norm_weight(beside.norm, prefix, hidden_size, norms), norms.eps)
+    experts.factors_E = loader.vector(f"{prefix}{beside.factors}", tensors.num_experts, torch.float32)
     return experts
 
 
 def load_experts(loader: WeightLoader, tensors: ExpertTensors, prefix: str, hidden_size: int) -> Experts:
-    """This rank's share of every expert's intermediate features, and the whole router. No adapter changes them."""
+    """This rank's experts, or its share of their intermediate features, and the whole router. No adapter changes
+    them."""
     return _ExpertLoader(loader, tensors, prefix, hidden_size).load()
 
 
@@ -102,8 +107,18 @@ class _ExpertLoader:
 
     @property
     def own(self) -> Section:
-        """This rank's share of an expert's intermediate features."""
-        return self.loader.even_section("intermediate size of an expert", self.tensors.intermediate_size)
+        """This rank's share of the intermediate features of each of its experts."""
+        return self.loader.features_of_experts(self.tensors.intermediate_size)
+
+    @property
+    def numbers(self) -> range:
+        """Of this rank's experts."""
+        return self.loader.experts_of_rank(self.tensors.num_experts)
+
+    @property
+    def adds_bias(self) -> bool:
+        """Whether this rank adds the bias of their down: one of those that have the same experts does."""
+        return self.own.start == 0
 
     def load(self) -> Experts:
         loader, tensors = self.loader, self.tensors
@@ -116,6 +131,7 @@ class _ExpertLoader:
             router=_read_whole(loader, router, tensors.num_experts, self.hidden_size),
             router_bias_E=loader.vector(f"{router}.bias", tensors.num_experts) if tensors.router_bias else None,
             choice_bias_E=None if tensors.choice_bias is None else self._choice_bias(tensors.choice_bias),
+            first_expert=self.numbers.start,
             gate_up_ECD=gate_up,
             gate_up_bias_EC=gate_up_bias,
             down_EDI=down,
@@ -152,18 +168,22 @@ class _ExpertLoader:
                 loader.checkpoint.check(block.name, block.shape)
         if isinstance(weight_format, OnLoadFormat):
             return self._on_load(weight_format, blocks)
-        num_first = len(tensors.first_products)
-        gate_up = loader.empty(tensors.num_experts, num_first * self.own.size, self.size)
-        down = loader.empty(tensors.num_experts, self.size, self.own.size)
-        for of_one, gate_up_CD, down_DI in zip(blocks, gate_up, down, strict=True):
+        num_first, num_own = len(tensors.first_products), len(self.numbers)
+        gate_up = loader.empty(num_own, num_first * self.own.size, self.size)
+        down = loader.empty(num_own, self.size, self.own.size)
+        for of_one, gate_up_CD, down_DI in zip(self._of_rank(blocks), gate_up, down, strict=True):
             for target, block in zip(
                 (*gate_up_CD.chunk(num_first), down_DI), (*of_one.first, of_one.down), strict=True
             ):
                 self._copy_block(block, target)
         return gate_up, down
 
+    def _of_rank(self, experts: Sequence[Each]) -> Sequence[Each]:
+        """Of something of each expert."""
+        return experts[self.numbers.start : self.numbers.stop]
+
     def _biases(self, layout: StackedExperts | None) -> tuple[Tensor, Tensor | None]:
-        """Of gate and up, and of down, which one rank adds."""
+        """Of gate and up, and of down, see `adds_bias`."""
         return self._own_biases() if layout is None else self._stacked_biases(layout)
 
     def _own_biases(self) -> tuple[Tensor, Tensor | None]:
@@ -174,39 +194,40 @@ class _ExpertLoader:
         for expert in experts:
             for name, shape in (*((name, wide) for name in tensors.first_products), (tensors.down, tall)):
                 loader.checkpoint.check(f"{expert}.{name}.bias", shape)
-        num_first = len(tensors.first_products)
-        gate_up_EC = loader.empty(tensors.num_experts, num_first * own.size)
-        for expert, gate_up_C in zip(experts, gate_up_EC, strict=True):
+        own_experts, num_first = self._of_rank(experts), len(tensors.first_products)
+        gate_up_EC = loader.empty(len(own_experts), num_first * own.size)
+        for expert, gate_up_C in zip(own_experts, gate_up_EC, strict=True):
             for half_I, name in zip(gate_up_C.chunk(num_first), tensors.first_products, strict=True):
                 loader.checkpoint.copy_into(half_I, f"{expert}.{name}.bias", wide, (own.start,))
-        if loader.group.rank:
+        if not self.adds_bias:
             return gate_up_EC, None
-        down_ED = loader.empty(tensors.num_experts, *tall)
-        for expert, down_D in zip(experts, down_ED, strict=True):
+        down_ED = loader.empty(len(own_experts), *tall)
+        for expert, down_D in zip(own_experts, down_ED, strict=True):
             loader.checkpoint.copy_into(down_D, f"{expert}.{tensors.down}.bias", tall)
         return gate_up_EC, down_ED
 
     def _stacked_biases(self, layout: StackedExperts) -> tuple[Tensor, Tensor | None]:
-        loader, own, num_experts = self.loader, self.own, self.tensors.num_experts
+        loader, own, num_experts, numbers = self.loader, self.own, self.tensors.num_experts, self.numbers
         gate_up, wide = f"{self.prefix}{layout.gate_up}_bias", (num_experts, 2 * own.num_features)
         down, tall = f"{self.prefix}{layout.down}_bias", (num_experts, self.hidden_size)
         for name, shape in ((gate_up, wide), (down, tall)):
             loader.checkpoint.check(name, shape)
-        gate_up_EC = loader.empty(num_experts, 2 * own.size)
+        gate_up_EC = loader.empty(len(numbers), 2 * own.size)
         halves_EI = gate_up_EC.chunk(2, 1)
         if layout.is_transposed:
             pairs_EC = torch.zeros_like(gate_up_EC)
-            loader.checkpoint.copy_into(pairs_EC, gate_up, wide, (0, 2 * own.start))
+            loader.checkpoint.copy_into(pairs_EC, gate_up, wide, (numbers.start, 2 * own.start))
             if loader.checkpoint.is_read:
                 for place, half_EI in enumerate(halves_EI):
                     half_EI.copy_(pairs_EC[:, place::2])
         else:
             for place, half_EI in enumerate(halves_EI):
-                loader.checkpoint.copy_into(half_EI, gate_up, wide, (0, place * own.num_features + own.start))
-        if loader.group.rank:
+                starts = numbers.start, place * own.num_features + own.start
+                loader.checkpoint.copy_into(half_EI, gate_up, wide, starts)
+        if not self.adds_bias:
             return gate_up_EC, None
-        down_ED = loader.empty(*tall)
-        loader.checkpoint.copy_into(down_ED, down, tall)
+        down_ED = loader.empty(len(numbers), self.hidden_size)
+        loader.checkpoint.copy_into(down_ED, down, tall, (numbers.start,))
         return gate_up_EC, down_ED
 
     def _choice_bias(self, bias: ChoiceBias) -> Tensor:
@@ -243,6 +264,7 @@ class _ExpertLoader:
         gate_up = StackedBlocks(
             name=f"{self.prefix}{layout.gate_up}",
             num_experts=num_experts,
+            experts=self.numbers,
             num_outputs=2 * own.num_features,
             num_inputs=hidden_size,
             outputs=range(2 * own.start, 2 * (own.start + own.size)),
@@ -252,6 +274,7 @@ class _ExpertLoader:
         down = StackedBlocks(
             name=f"{self.prefix}{layout.down}",
             num_experts=num_experts,
+            experts=self.numbers,
             num_outputs=hidden_size,
             num_inputs=own.num_features,
             outputs=range(hidden_size),
@@ -276,22 +299,30 @@ class _ExpertLoader:
         names = [f"{self.prefix}{tensors.experts}.{number}" for number in range(tensors.num_experts)]
         gate_up = [[wide(f"{name}.{each}") for each in tensors.first_products] for name in names]
         down = [[tall(f"{name}.{tensors.down}")] for name in names]
-        return [weight_format.read_experts(loader.checkpoint, each, loader.target) for each in (gate_up, down)]
+        others = [number for number in range(tensors.num_experts) if number not in self.numbers]
+        for each in (gate_up, down) if others else ():
+            # They are checked only.
+            weight_format.read_experts(loader.checkpoint, [each[number] for number in others], loader.elsewhere.target)
+        return [
+            weight_format.read_experts(loader.checkpoint, self._of_rank(each), loader.target)
+            for each in (gate_up, down)
+        ]
 
     def _on_load(self, weight_format: OnLoadFormat, blocks: Sequence[ExpertBlocks]) -> list[CodedWeight]:
         """The same of one whose experts have floats, which become codes."""
         self._refuse_codes(weight_format.quantized)
         loader, tensors, hidden_size, own = self.loader, self.tensors, self.size, self.own
         shapes = (len(tensors.first_products) * own.size, hidden_size), (hidden_size, own.size)
-        weights = [weight_format.allocate(weight_format.code, (len(blocks), *shape), loader.target) for shape in shapes]
+        num_own = len(self.numbers)
+        weights = [weight_format.allocate(weight_format.code, (num_own, *shape), loader.target) for shape in shapes]
         if not loader.checkpoint.is_read or loader.device.type == "meta":
             return weights
         features, every = range(own.start, own.start + own.size), range(hidden_size)
-        for expert, of_one in enumerate(blocks):
-            gate_up, down = (weight.of_expert(expert) for weight in weights)
+        for place, (expert, of_one) in enumerate(zip(self.numbers, self._of_rank(blocks), strict=True)):
+            gate_up, down = (weight.of_expert(place) for weight in weights)
             first = [
-                (gate_up.rows(slice(place * own.size, (place + 1) * own.size)), block, name, features, every)
-                for place, (block, name) in enumerate(zip(of_one.first, tensors.first_products, strict=True))
+                (gate_up.rows(slice(half * own.size, (half + 1) * own.size)), block, name, features, every)
+                for half, (block, name) in enumerate(zip(of_one.first, tensors.first_products, strict=True))
             ]
             for weight, block, name, outputs, inputs in (*first, (down, of_one.down, tensors.down, every, features)):
                 name = f"{self.prefix}{tensors.experts}.{expert}.{name}"

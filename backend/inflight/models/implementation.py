@@ -62,6 +62,11 @@ def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
         if config.model_impl == "native":
             raise ConfigurationError(f"model_impl is native, but {reason}; set model_impl to auto") from None
         return _through_transformers(config, str(reason))
+    if config.moe_expert_parallel_size > 1 and model.family.experts is None:
+        raise ConfigurationError(
+            f"moe_expert_parallel_size is {config.moe_expert_parallel_size}, but {model.architecture} of "
+            f"{config.gpt_model_path} has no experts; set moe_expert_parallel_size to 1"
+        )
     logger.info("the engine's own layers compute %s", model.architecture)
     return model if config.quantization == "none" else _quantized_on_load(config, model)
 
@@ -90,6 +95,11 @@ def _through_transformers(config: EngineConfig, reason: str) -> TransformersConf
                 f"tensor_parallel_size is {config.tensor_parallel_size}, but transformers' modelling code computes "
                 f"{model.architecture} ({reason}): {why}; set tensor_parallel_size to 1"
             ) from None
+    if config.moe_expert_parallel_size > 1:
+        raise ConfigurationError(
+            f"moe_expert_parallel_size is {config.moe_expert_parallel_size}, but transformers' modelling code computes "
+            f"{model.architecture} ({reason}), of whose experts each rank has a part; set moe_expert_parallel_size to 1"
+        )
     if config.deterministic:
         raise ConfigurationError(
             f"deterministic is true, but transformers' modelling code computes {model.architecture} ({reason}), whose "
@@ -154,6 +164,7 @@ def _load(
             kv_dtype=kv_dtype,
             keeps_codes=keeps_codes(config, model, device, groups.tensor),
             inputs=inputs,
+            expert_parallel_size=config.moe_expert_parallel_size,
         )
         if model.family.encoder is not None:
             return load_encoder(model, loader, max_seq_len)

@@ -68,6 +68,9 @@ class WeightLoader:
     keeps_codes: bool = False
     inputs: Inputs | None = None
     """See Target."""
+    expert_parallel_size: int = 1
+    """Sets of ranks that divide a layer's experts: a rank has those of its number modulo this, and what it has of each
+    is a part of as many as there are ranks in its set."""
 
     @property
     def elsewhere(self) -> WeightLoader:
@@ -76,16 +79,26 @@ class WeightLoader:
 
     def split(self, what: str, value: int) -> int:
         """This rank's share of `value`; ConfigurationError, naming `what`, if it does not split evenly."""
-        if value % self.group.size:
-            raise ConfigurationError(
-                f"tensor_parallel_size {self.group.size} does not divide the checkpoint's {what} ({value})"
-            )
-        return value // self.group.size
+        return _part(value, self.group.size, "tensor_parallel_size", what)
 
     def even_section(self, what: str, num_features: int) -> Section:
         """This rank's even share of `num_features`."""
         size = self.split(what, num_features)
         return Section(num_features, self.group.rank * size, size)
+
+    def experts_of_rank(self, num_experts: int) -> range:
+        """Numbers of those of a layer that this rank has, whole or in part. Raises ConfigurationError."""
+        count, place = self.expert_parallel_size, self.group.rank % self.expert_parallel_size
+        size = _part(num_experts, count, "moe_expert_parallel_size", "number of experts")
+        return range(place * size, (place + 1) * size)
+
+    def features_of_experts(self, intermediate_size: int) -> Section:
+        """This rank's share of the intermediate features of each of them. Raises ConfigurationError."""
+        num_sets = self.expert_parallel_size
+        place, count = self.group.rank // num_sets, self.group.size // num_sets
+        divisor = "tensor_parallel_size" if num_sets == 1 else "tensor_parallel_size / moe_expert_parallel_size ="
+        size = _part(intermediate_size, count, divisor, "intermediate size of an expert")
+        return Section(intermediate_size, place * size, size)
 
     def by_outputs(
         self, tensors: SplitByOutputs, prefix: str, sections: Sequence[Section], num_inputs: int
@@ -369,6 +382,13 @@ class WeightLoader:
         if self.memory is not None:
             return self.memory.empty(shape, dtype)
         return torch.empty(shape, dtype=dtype, device=self.device)
+
+
+def _part(value: int, num_parts: int, divisor: str, what: str) -> int:
+    """`divisor`: what says how many parts."""
+    if value % num_parts:
+        raise ConfigurationError(f"{divisor} {num_parts} does not divide the checkpoint's {what} ({value})")
+    return value // num_parts
 
 
 def _rows(tensors: SplitByOutputs, sections: Sequence[Section]) -> list[tuple[str, int, range]]:

@@ -369,6 +369,7 @@ def _describe(
         deterministic=config.deterministic,
         num_ranks=config.num_ranks,
         tensor_parallel_size=config.tensor_parallel_size,
+        moe_expert_parallel_size=config.moe_expert_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
         data_parallel_size=config.data_parallel_size,
         inflight_version=__version__,
@@ -426,7 +427,8 @@ def _load_draft_network(
     Raises ConfigurationError, which names speculative_model_dir, for a checkpoint that cannot be loaded, or whose
     vocabulary or positions do not match.
     """
-    own = replace(config, gpt_model_path=config.speculative_model_dir)
+    # Of whatever experts it may have each rank has a part.
+    own = replace(config, gpt_model_path=config.speculative_model_dir, moe_expert_parallel_size=1)
     try:
         model = read_config(own)
         if model.vocab_size != vocab_size:

@@ -57,7 +57,8 @@ class Resumption:
         if token.head.checkpoint != head.checkpoint:
             raise InvalidRequest(
                 "resume_token is of another checkpoint, device or data type than this model's, or of other sums below "
-                "float32 (layers, deterministic, tensor_parallel_size): it would go on with other tokens"
+                "float32 (layers, deterministic, tensor_parallel_size, moe_expert_parallel_size): it would go on with "
+                "other tokens"
             )
         if token.head != head:
             raise InvalidRequest("resume_token is of another request: send it with the same inputs as before")

@@ -11,7 +11,12 @@ from inflight.errors import ConfigurationError
 
 
 def check(
-    folder: Path, *, tokenizer: Path | None = None, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
+    folder: Path,
+    *,
+    tokenizer: Path | None = None,
+    tensor_parallel_size: int = 1,
+    moe_expert_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
 ) -> None:
     """Raise ConfigurationError with one sentence if `folder` cannot be served by so many ranks. `tokenizer`: folder of
     the tokenizer; None = `folder`."""
@@ -20,7 +25,7 @@ def check(
     config = _json(folder / "config.json", f"{folder} is not a Hugging Face checkpoint: it has no config.json")
     if not (config.get("architectures") or config.get("model_type")):
         raise ConfigurationError(f"{folder / 'config.json'} names no architecture, so it is not a model's")
-    _check_ranks(config, tensor_parallel_size)
+    _check_ranks(config, tensor_parallel_size, divides_experts=moe_expert_parallel_size > 1)
     _check_stages(config, pipeline_parallel_size)
     _check_weights(folder)
     place = tokenizer or folder
@@ -41,9 +46,11 @@ def check_folder(folder: Path) -> None:
         )
 
 
-def _check_ranks(config: Mapping[str, object], num_ranks: int) -> None:
-    """Ranks say the same, but only after a server was started for them. What this cannot read is left to them."""
-    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size"):
+def _check_ranks(config: Mapping[str, object], num_ranks: int, *, divides_experts: bool) -> None:
+    """Ranks say the same, but only after a server was started for them. What this cannot read is left to them, and
+    whether the sizes are those of experts that ranks divide."""
+    sizes = () if divides_experts else ("intermediate_size", "moe_intermediate_size")
+    for key in ("num_attention_heads", "num_key_value_heads", *sizes):
         value = config.get(key)
         if not isinstance(value, int) or value < 1 or value % num_ranks == 0:
             continue

@@ -229,6 +229,7 @@ def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
         Path(engine.gpt_model_path),
         tokenizer=Path(engine.tokenizer_dir),
         tensor_parallel_size=engine.tensor_parallel_size,
+        moe_expert_parallel_size=engine.moe_expert_parallel_size,
         pipeline_parallel_size=engine.pipeline_parallel_size,
     )
     return engine

@@ -168,6 +168,8 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                         Activation::CLAMPED_SWIGLU,
                         8,
                         2,
+                        0,
+                        8,
                         Scores::SIGMOID,
                         GroupScore::TOP2_SUM,
                         2,

@@ -79,6 +79,18 @@ def test_each_expert_has_a_factor(function: Callable[..., tuple[Tensor, Tensor]]
     assert torch.equal(multiplied, weights * factors[experts])
 
 
+@pytest.mark.parametrize("function", [gpu.route_experts, reference.route_experts], ids=["kernel", "reference"])
+def test_experts_are_counted_from_a_ranks_first_one_on(
+    function: Callable[..., tuple[Tensor, Tensor]], device: torch.device
+) -> None:
+    """Factors are of the experts themselves."""
+    logits, factors, routing = torch.randn(7, 24, device=device), torch.randn(24, device=device), Routing(num_chosen=3)
+    weights, experts = function(logits, routing, None, factors)
+    same, counted = function(logits, routing, None, factors, 16)
+    assert torch.equal(same, weights) and torch.equal(counted, experts - 16)
+    assert (counted < 0).any() and counted.dtype == torch.int32
+
+
 SIZE, NUM_EXPERTS = 8, 24
 SIZES: dict[str, Any] = {"hidden_size": SIZE, "num_attention_heads": 1, "num_experts_per_tok": 3}
 GROUPED: dict[str, Any] = {"n_routed_experts": NUM_EXPERTS, "n_group": 6, "topk_group": 2, "routed_scaling_factor": 2.5}

@@ -39,8 +39,15 @@ NAMES = [
     *("deepseek-v2", "deepseek-v3", "qwen3_5", "qwen3-next", "lfm2", "nemotron-h", "nemotron-3"),
     *("falcon-h1", "kimi-linear", "olmo2", "minimax-m2", "bamba", "granite-hybrid-moe", "gemma4", "gemma4-experts"),
 ]
+EXPERTS_APART = [
+    *("mixtral-window", "qwen3-moe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v3", "nemotron-3"),
+    *("gemma4-experts", "minimax-m2", "kimi-linear"),
+]
+"""Those of which each rank has whole experts, too."""
 LENGTHS = (1, 8, 21)
 NUM_TOKENS = 16
+Expected = tuple[Path, dict[str, Any], list[tuple[list[int], list[int]]]]
+"""A checkpoint, options of the engine, and prompts, each with what transformers makes of it."""
 COLLECTIVES = {
     "sum": [[12.0, 14.0], [16.0, 18.0]],
     "sum in order": [[12.0, 14.0], [16.0, 18.0]],
@@ -90,11 +97,15 @@ def use_collectives(rank_group: RankGroup, temporary: str, several_hosts: bool =
     return result
 
 
-def generate(rank_group: PipeGroup, cases: list[tuple[Path, list[list[int]]]]) -> list[list[list[int]]]:
+Case = tuple[Path, dict[str, Any], list[list[int]]]
+"""A checkpoint, options of the engine, and prompts."""
+
+
+def generate(rank_group: PipeGroup, cases: list[Case]) -> list[list[list[int]]]:
     """Greedy continuations of each checkpoint's prompts: they join one after the other, in chunks, one pauses."""
     outputs = []
-    for folder, prompts in cases:
-        runner = ModelRunner.load(config(folder), rank_group)
+    for folder, options, prompts in cases:
+        runner = ModelRunner.load(config(folder, **options), rank_group)
         works = [Work(prompt=prompt, max_tokens=NUM_TOKENS, arrives=2 * i, chunk=9) for i, prompt in enumerate(prompts)]
         works[2].pauses_at = 5
         outputs.append(Driver(runner).run(works))
@@ -115,6 +126,20 @@ def round_keys(rank_group: RankGroup, folder: Path, kv_cache_dtype: str) -> tupl
     return work.output, work.output_log_probs, runner._store.states[0]["keys"][0].nbytes
 
 
+def compute_in_batches(
+    rank_group: RankGroup, folder: Path, options: dict[str, Any]
+) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log probabilities of a prompt alone, and in other chunks beside others."""
+    runner = ModelRunner.load(config(folder, moe_expert_parallel_size=2, **options), rank_group)
+    works = [Work(prompt=make_prompt(21), max_tokens=NUM_TOKENS, chunk=chunk, log_probs=True) for chunk in (9, 4)]
+    others = [Work(prompt=make_prompt(length), max_tokens=NUM_TOKENS, arrives=length // 4) for length in (3, 12)]
+    Driver(runner).run(works[:1])
+    Driver(runner).run([works[1], *others])
+    rank_group.barrier()
+    runner.close()
+    return [(work.output, work.output_log_probs) for work in works]
+
+
 def count_blocks(rank_group: PipeGroup, folder: Path) -> int:
     """Of ranks that could hold different numbers of blocks."""
     tokens = 400 if rank_group.rank == 0 else 300
@@ -124,9 +149,9 @@ def count_blocks(rank_group: PipeGroup, folder: Path) -> int:
     return runner.num_blocks
 
 
-def refusal(rank_group: PipeGroup, folder: Path) -> str:
+def refusal(rank_group: PipeGroup, folder: Path, **options: Any) -> str:
     try:
-        ModelRunner.load(config(folder), rank_group)
+        ModelRunner.load(config(folder, **options), rank_group)
     except ConfigurationError as error:
         rank_group.barrier()
         return str(error)
@@ -134,14 +159,14 @@ def refusal(rank_group: PipeGroup, folder: Path) -> str:
 
 
 def run_all(
-    rank_group: PipeGroup, temporary: str, cases: list[tuple[Path, list[list[int]]]], unsplittable: list[Path]
+    rank_group: PipeGroup, temporary: str, cases: list[Case], unsplittable: list[tuple[Path, dict[str, Any]]]
 ) -> dict[str, Any]:
     return {
         "collectives": use_collectives(rank_group, temporary),
         "outputs": generate(rank_group, cases),
         "rounded": {each: round_keys(rank_group, cases[0][0], each) for each in ("fp8", "int8")},
         "num_blocks": count_blocks(rank_group, cases[0][0]),
-        "refusals": [refusal(rank_group, folder) for folder in unsplittable],
+        "refusals": [refusal(rank_group, folder, **options) for folder, options in unsplittable],
     }
 
 
@@ -151,28 +176,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> list[tuple[Path, list[tuple[list[int], list[int]]]]]:
-    """Checkpoint folders, each with prompts and what transformers makes of them."""
+def expected(folder: Path) -> list[Expected]:
+    """Checkpoint folders, each with options, prompts and what transformers makes of them."""
     checkpoints = [make_checkpoint(folder / name, name) for name in NAMES]
     checkpoints.append(write_awq_checkpoint(folder / "awq"))
     checkpoints.append(write_fp8_checkpoint(folder / "fp8", num_ranks=2))
     # Tokens of static scales, and of those of blocks, do not depend on the number of ranks.
     checkpoints.append(write_fp8_checkpoint(folder / "static-fp8", static=True))
     checkpoints.append(write_fp8_checkpoint(folder / "fp8-blocks", strategy="block", config=BLOCK_CONFIG))
-    return [(c.folder, [c.prompt(length, NUM_TOKENS) for length in LENGTHS]) for c in checkpoints]
+    pairs = [(c.folder, [c.prompt(length, NUM_TOKENS) for length in LENGTHS]) for c in checkpoints]
+    apart = {"moe_expert_parallel_size": 2}
+    even = deepcopy(CONFIGS["gpt-oss"])
+    even.num_local_experts = 6
+    gpt_oss = write_checkpoint(folder / "gpt-oss-even", even, 1)
+    of_gpt_oss = [gpt_oss.prompt(length, NUM_TOKENS) for length in LENGTHS]
+    return [
+        *((path, {}, prompts) for path, prompts in pairs),
+        *((path, apart, prompts) for path, prompts in pairs if path.name in EXPERTS_APART),
+        (gpt_oss.folder, apart, of_gpt_oss),
+    ]
 
 
 @pytest.fixture(scope="module")
-def answers(folder: Path, expected: list[tuple[Path, list[tuple[list[int], list[int]]]]]) -> list[dict[str, Any]]:
+def answers(folder: Path, expected: list[Expected]) -> list[dict[str, Any]]:
     """Of both ranks. Starting them takes longest, so they do everything in one life."""
-    cases = [(checkpoint, [prompt for prompt, _ in pairs]) for checkpoint, pairs in expected]
+    cases = [(checkpoint, options, [prompt for prompt, _ in pairs]) for checkpoint, options, pairs in expected]
     temporary = folder / "temporary"
     temporary.mkdir()
     three_groups = deepcopy(CONFIGS["nemotron-h"])
     three_groups.mamba_num_heads, three_groups.n_groups = 6, 3
     unsplittable = [
-        make_checkpoint(folder / "three-heads", "llama-three-heads").folder,
-        write_checkpoint(folder / "three-groups", three_groups, 1).folder,
+        (make_checkpoint(folder / "three-heads", "llama-three-heads").folder, {}),
+        (write_checkpoint(folder / "three-groups", three_groups, 1).folder, {}),
+        (folder / "gpt-oss", {"moe_expert_parallel_size": 2}),
+        (folder / "qwen2", {"moe_expert_parallel_size": 2}),
     ]
     return run_on_two_ranks(run_all, str(temporary), cases, unsplittable)
 
@@ -222,17 +259,25 @@ def test_collectives_between_hosts(tmp_path: Path) -> None:
 
 
 def test_two_ranks_give_the_same_tokens_as_transformers(
-    answers: list[dict[str, Any]], expected: list[tuple[Path, list[tuple[list[int], list[int]]]]]
+    answers: list[dict[str, Any]], expected: list[Expected]
 ) -> None:
+    assert len(expected) - len({path for path, _, _ in expected}) == len(EXPERTS_APART)
     for answer in answers:
-        assert answer["outputs"] == [[tokens for _, tokens in pairs] for _, pairs in expected]
+        assert answer["outputs"] == [[tokens for _, tokens in pairs] for _, _, pairs in expected]
+
+
+@pytest.mark.parametrize("options", [{"deterministic": True}, {"cpu_compile": "true"}], ids=["torch", "C++"])
+def test_with_whole_experts_bits_depend_on_no_neighbour(options: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "glm4-moe-wide").folder
+    (first, second) = run_on_two_ranks(compute_in_batches, folder, options)
+    assert first == second and first[0] == first[1]
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
 def test_ranks_store_their_heads_in_8_bits(
     kv_cache_dtype: str,
     answers: list[dict[str, Any]],
-    expected: list[tuple[Path, list[tuple[list[int], list[int]]]]],
+    expected: list[Expected],
 ) -> None:
     tokens, log_probs, num_bytes = round_keys(SingleRank(), expected[0][0], kv_cache_dtype)
     for answer in answers:
@@ -246,11 +291,14 @@ def test_ranks_agree_on_the_smallest_number_of_blocks(answers: list[dict[str, An
     assert [answer["num_blocks"] for answer in answers] == [75, 75]
 
 
-def test_heads_that_do_not_split_are_refused(answers: list[dict[str, Any]]) -> None:
+def test_what_does_not_split_is_refused(answers: list[dict[str, Any]], folder: Path) -> None:
     for answer in answers:
         assert answer["refusals"] == [
             "tensor_parallel_size 2 does not divide the checkpoint's num_attention_heads (3)",
             "tensor_parallel_size 2 does not divide the checkpoint's Mamba groups (3)",
+            "moe_expert_parallel_size 2 does not divide the checkpoint's number of experts (5)",
+            f"moe_expert_parallel_size is 2, but Qwen2ForCausalLM of {folder / 'qwen2'} has no experts; set "
+            "moe_expert_parallel_size to 1",
         ]
 
 

@@ -115,10 +115,18 @@ def without_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_module.ByteProgress, "end", lambda *_: None)
 
 
-def load(folder: Path, where: torch.device, group: TensorParallelGroup, dtype: torch.dtype) -> Decoder:
+def load(
+    folder: Path,
+    where: torch.device,
+    group: TensorParallelGroup,
+    dtype: torch.dtype,
+    *,
+    whole_experts: bool = False,
+) -> Decoder:
     config = ModelConfig.load(folder)
     with Checkpoint(folder) as checkpoint:
-        loader = WeightLoader(checkpoint, config.weight_format, group, dtype, where)
+        sets = group.size if whole_experts else 1
+        loader = WeightLoader(checkpoint, config.weight_format, group, dtype, where, expert_parallel_size=sets)
         load_network = load_decoder if config.family.encoder is None else load_encoder
         return load_network(config, loader, NUM_POSITIONS)
 
@@ -181,6 +189,18 @@ def check_copies(folder: Path, ranks: list[int | None], dtype: torch.dtype, monk
         assert observed.faults == []
         assert observed.waits == ["Stream.synchronize"], "once, when everything is read"
         assert observed.num_pinned == RING_SIZE * BUFFER_BYTES
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("name", ["mixtral-window", "qwen3-moe", "glm4-moe", "gemma4-experts"])
+def test_so_are_whole_experts_of_a_rank(name: str, rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, group, dtype = make_checkpoint(tmp_path, name).folder, FakeNccl(rank), torch.bfloat16
+    on_host = load(folder, CPU, group, dtype, whole_experts=True)
+    with fake_cuda() as device, monkeypatch.context() as patch:
+        observed = Observed(device, patch)
+        check(observed, load(folder, CUDA, group, dtype, whole_experts=True), on_host)
+    assert observed.num_copied == pytest.approx(num_bytes(on_host), rel=0.03)
+    assert (observed.faults, observed.waits) == ([], ["Stream.synchronize"])
 
 
 def test_quantised_weights_are_packed_on_the_device(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
@@ -97,10 +98,20 @@ class Parts(NamedTuple):
     router_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    first_expert: int = 0
+
+    def of_experts(self, first: int, end: int) -> Parts:
+        """What a rank has that has these experts."""
+        assert isinstance(self.gate_up, Tensor) and isinstance(self.down, Tensor)
+        own = self._replace(gate_up=self.gate_up[first:end], down=self.down[first:end], first_expert=first)
+        if self.gate_up_bias is None or self.down_bias is None:
+            return own
+        return own._replace(gate_up_bias=self.gate_up_bias[first:end], down_bias=self.down_bias[first:end])
 
     def choose(self, x: Tensor) -> Choices:
         logits = inflight_kernels.linear(x, self.router, self.router_bias)
-        return Choices(*inflight_kernels.route_experts(logits, self.mixture.routing, self.choice_bias, self.factors))
+        how = self.mixture.routing, self.choice_bias, self.factors, self.first_expert
+        return Choices(*inflight_kernels.route_experts(logits, *how))
 
     def compute(self, x: Tensor) -> Tensor:
         return self.compute_chosen(x, self.choose(x))
@@ -176,6 +187,32 @@ def test_experts_compute_what_a_router_elsewhere_has_chosen(mixture: Mixture) ->
         assert (found - expected).norm() <= 1e-5 * expected.norm()
         alone = program(x[-1:], Batch.of_choices(Choices(weights[-1:], chosen[-1:])))
         assert torch.equal(alone, found[-1:])
+
+
+@pytest.mark.parametrize("mixture", [MIXTURES[3], MIXTURES[4], MIXTURES[6], MIXTURES[11], MIXTURES[-1]], ids=str)
+def test_ranks_that_have_some_of_the_experts_compute_all_between_them(mixture: Mixture) -> None:
+    """Of uneven numbers of them; a token none of whose experts a rank has is zeros there."""
+
+    def of_ranks() -> list[Parts]:
+        borders = [0, 1, mixture.num_experts // 2, mixture.num_experts]
+        return [mixture.parts(torch.float32).of_experts(*own) for own in pairwise(borders)]
+
+    parts, ranks = mixture.parts(torch.float32), of_ranks()
+    # They take the weights away.
+    programs = [compiled(rank.compute, torch.float32) for rank in of_ranks()]
+    for num_tokens in COUNTS:
+        x = inputs(num_tokens, torch.float32)
+        expected, found = parts.compute(x), [program(x) for program in programs]
+        assert (torch.stack(found).sum(0) - expected).norm() < 1e-5 * expected.norm()
+        for rank, program, of_rank in zip(ranks, programs, found, strict=True):
+            assert (of_rank - rank.compute(x)).norm() <= 1e-5 * expected.norm()
+            assert torch.equal(program(x[-1:]), of_rank[-1:])
+
+
+def test_more_experts_than_a_router_knows_are_unsupported() -> None:
+    parts = MIXTURES[0].parts(torch.float32)._replace(first_expert=1)
+    with pytest.raises(Unsupported, match="a router has logits of 8 experts, and 9 are chosen from"):
+        record(lambda x, _: parts.compute(x), SIZE, torch.float32)
 
 
 def test_a_batch_without_choices_is_refused() -> None:

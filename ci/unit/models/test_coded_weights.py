@@ -297,6 +297,25 @@ def test_ranks_hold_the_whole_weight_between_them(kind: str, tmp_path: Path) -> 
     assert torch.equal(torch.cat([dequantized(each) for each in tall], 1), dense[f"{down}.weight"])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_have_whole_experts_in_every_format(kind: str, tmp_path: Path) -> None:
+    """Of formats whose groups ranks cannot halve, too."""
+    folder = write_coded_checkpoint(tmp_path, kind, EXPERTS).folder
+    model, cpu, found = ModelConfig.load(folder), torch.device("cpu"), []
+    assert model.family.experts is not None
+    for size in (1, 2):
+        for rank in range(size):
+            with Checkpoint(folder) as checkpoint:
+                group, options = FakeGroup(rank, size), {"keeps_codes": True, "expert_parallel_size": size}
+                loader = WeightLoader(checkpoint, model.weight_format, group, torch.float32, cpu, **options)
+                experts = load_experts(loader, model.family.experts, "model.layers.0.", 128)
+                found.append((experts.gate_up_ECD, experts.down_EDI))
+    for whole, first, second in zip(*found, strict=True):
+        assert type(whole) is type(first) is type(second)
+        values = [each if isinstance(each, torch.Tensor) else each.dequantize() for each in (whole, first, second)]
+        assert torch.equal(torch.cat(values[1:]), values[0])
+
+
 def test_codes_of_several_orders_become_floats_together(tmp_path: Path) -> None:
     """Which GPTQ does not make: layers with one input have one order of it. Of each alone codes are kept."""
     folder = write_coded_checkpoint(tmp_path, "gptq-4-reordered").folder

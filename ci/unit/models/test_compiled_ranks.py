@@ -20,7 +20,7 @@ from gguf_files import Q8_0, write_model
 from lora_adapters import RandomAdapter
 from random_decoders import HEADS, random_decoder
 from thread_ranks import ThreadRanks
-from tiny_checkpoints import COMPILED_CONFIGS, TinyCheckpoint, make_checkpoint, write_checkpoint
+from tiny_checkpoints import COMPILED_CONFIGS, COMPILED_FAMILIES, TinyCheckpoint, make_checkpoint, write_checkpoint
 from torch import Tensor
 from transformers import Qwen2Config
 
@@ -103,11 +103,17 @@ class Parts:
     """Those of all ranks, with two adapters in slots."""
 
     def __init__(
-        self, checkpoint: TinyCheckpoint, cpu_compile: str, dtype: str, ranks: ThreadRanks | None = None
+        self,
+        checkpoint: TinyCheckpoint,
+        cpu_compile: str,
+        dtype: str,
+        ranks: ThreadRanks | None = None,
+        moe_expert_parallel_size: int = 1,
     ) -> None:
         self._ranks = ranks
         groups: Sequence[RankGroup] = [SingleRank()] if ranks is None else ranks.rank_groups
         options = {"dtype": dtype, "tensor_parallel_size": str(len(groups)), "num_threads": "1", **LORA}
+        options["moe_expert_parallel_size"] = str(moe_expert_parallel_size)
         config = config_of(checkpoint, cpu_compile, **options)
         engines = self._on_each(lambda rank: loading.load_engine(config, groups[rank]))
         self.of_ranks = [
@@ -201,6 +207,25 @@ def test_parts_of_families_on_ranks(name: str, ranks: ThreadRanks, tmp_path: Pat
     """Each rank has some of the inner features of every expert, and some of the heads with their sinks."""
     checkpoint = make_checkpoint(tmp_path, name)
     parts, whole = Parts(checkpoint, "true", "float32", ranks), Parts(checkpoint, "false", "float32")
+    assert all(isinstance(part.decoder, CompiledNetwork) for part in parts.of_ranks)
+    for step in STEPS.values():
+        expected = whole.logits(step)
+        assert (parts.logits(step) - expected).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mixtral-wide", "qwen3-moe-wide", "qwen2-moe-wide", "glm4-moe-wide", "deepseek-v3-wide"),
+        *("gemma4-experts-wide", "gpt-oss-wide"),
+    ],
+)
+def test_experts_of_families_that_ranks_have_whole(name: str, ranks: ThreadRanks, tmp_path: Path) -> None:
+    config = copy.deepcopy(COMPILED_FAMILIES[name])
+    if name == "gpt-oss-wide":
+        config.num_local_experts = 6
+    checkpoint = write_checkpoint(tmp_path, config, seed=7)
+    parts, whole = Parts(checkpoint, "true", "float32", ranks, 2), Parts(checkpoint, "false", "float32")
     assert all(isinstance(part.decoder, CompiledNetwork) for part in parts.of_ranks)
     for step in STEPS.values():
         expected = whole.logits(step)

@@ -5,6 +5,7 @@ Run: pytest ci/unit/models/test_expert_weights.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,8 +90,54 @@ def test_a_rank_reads_its_part_of_experts_from_either_layout(name: str, tmp_path
     assert not torch.equal(first.down_EDI, second.down_EDI)
 
 
+@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window"])
+def test_a_rank_reads_whole_experts(name: str, is_stacked: bool, tmp_path: Path) -> None:
+    """Its own alone. Of four ranks in two sets each has half of the features of half of them."""
+    make_checkpoint(tmp_path, name, save_original_format=not is_stacked)
+    tensors = ModelConfig.load(tmp_path).family.experts
+    assert tensors is not None
+    num_bytes = []
+
+    def read(size: int, sets: int) -> list[Experts]:
+        parts = []
+        for rank in range(size):
+            with Checkpoint(tmp_path) as checkpoint:
+                loader = loaders(checkpoint, size, expert_parallel_size=sets)[rank]
+                parts.append(load_experts(loader, tensors, "model.layers.0.", 48))
+                num_bytes.append(checkpoint._num_bytes - of_router)
+        return parts
+
+    of_router = tensors.num_experts * 48 * 4
+    (whole,), halves, quarters = read(1, 1), read(2, 2), read(4, 2)
+    assert num_bytes == [num_bytes[0], *[num_bytes[0] // 2] * 2, *[num_bytes[0] // 4] * 4]
+    half = tensors.num_experts // 2
+    assert [part.first_expert for part in (whole, *halves, *quarters)] == [0, 0, half, *[0, half] * 2]
+    for tensor in ("gate_up_ECD", "down_EDI"):
+        assert torch.equal(torch.cat([getattr(part, tensor) for part in halves]), getattr(whole, tensor))
+    for number, part in enumerate(halves):
+        assert torch.equal(torch.cat([each.down_EDI for each in quarters[number::2]], 2), part.down_EDI)
+
+
+def test_experts_and_features_that_sets_of_ranks_do_not_divide_are_refused(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "qwen3-moe")
+    tensors = ModelConfig.load(tmp_path).family.experts
+    assert tensors is not None and (tensors.num_experts, tensors.intermediate_size) == (6, 20)
+    sentences = {
+        (4, 4): "moe_expert_parallel_size 4 does not divide the checkpoint's number of experts (6)",
+        (6, 2): "tensor_parallel_size / moe_expert_parallel_size = 3 does not divide the checkpoint's intermediate "
+        "size of an expert (20)",
+    }
+    with Checkpoint(tmp_path) as checkpoint:
+        for (size, sets), sentence in sentences.items():
+            loader = loaders(checkpoint, size, expert_parallel_size=sets)[0]
+            with pytest.raises(ConfigurationError, match=re.escape(sentence)):
+                load_experts(loader, tensors, "model.layers.0.", 48)
+
+
+@pytest.mark.parametrize("sets", [1, 2])
 @pytest.mark.parametrize("name", ["qwen2-moe", "glm4-moe"])
-def test_shared_experts_are_divided_like_a_feed_forward_and_summed_once(name: str, tmp_path: Path) -> None:
+def test_shared_experts_are_divided_like_a_feed_forward_and_summed_once(name: str, sets: int, tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, name)
     family, number = ModelConfig.load(tmp_path).family, 2
     tensors = family.experts
@@ -98,7 +145,8 @@ def test_shared_experts_are_divided_like_a_feed_forward_and_summed_once(name: st
     x = torch.randn(7, 48, generator=torch.Generator().manual_seed(1))
     with Checkpoint(tmp_path) as opened, torch.inference_mode():
         parts = [
-            load_mixture(rank, tensors, f"model.layers.{number}.", 48, family.norms) for rank in loaders(opened, 2)
+            load_mixture(rank, tensors, f"model.layers.{number}.", 48, family.norms)
+            for rank in loaders(opened, 2, expert_parallel_size=sets)
         ]
         expected = checkpoint.model.model.layers[number].mlp(x[None])[0]
         found = sum_of(parts, x)
@@ -113,7 +161,9 @@ def sum_of(parts: Sequence[Experts | SharedExperts], x: Tensor) -> Tensor:
 
 # -- gpt-oss -----------------------------------------------------------------------------------------------------------
 
-NUM_EXPERTS, SIZE, INNER = 5, 64, 128
+NUM_EXPERTS, SIZE, INNER = 6, 64, 128
+RANKS = [(1, 1), (2, 1), (2, 2), (4, 2), (6, 6)]
+"""So many, in so many sets, each of which has some of the experts."""
 GPT_OSS = ExpertTensors(
     layers=frozenset({0}),
     num_experts=NUM_EXPERTS,
@@ -157,31 +207,34 @@ def experts_of_ranks(
         return [load_experts(rank, GPT_OSS, "model.layers.0.", SIZE) for rank in ranks]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "sets"), RANKS)
 @torch.inference_mode()
 def test_transposed_experts_with_biases(
-    size: int, of_transformers: modeling_gpt_oss.GptOssMLP, x: Tensor, tmp_path: Path
+    size: int, sets: int, of_transformers: modeling_gpt_oss.GptOssMLP, x: Tensor, tmp_path: Path
 ) -> None:
     write(tmp_path, of_transformers.state_dict())
-    parts = experts_of_ranks(tmp_path, size)
-    assert [part.down_bias_ED is None for part in parts] == [rank > 0 for rank in range(size)]
+    parts = experts_of_ranks(tmp_path, size, expert_parallel_size=sets)
+    assert [part.down_bias_ED is None for part in parts] == [rank >= sets for rank in range(size)]
     torch.testing.assert_close(sum_of(parts, x), of_transformers(x[None])[0][0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("size", "sets"), RANKS)
 @torch.inference_mode()
-def test_they_become_codes_on_load(of_transformers: modeling_gpt_oss.GptOssMLP, x: Tensor, tmp_path: Path) -> None:
+def test_they_become_codes_on_load(
+    size: int, sets: int, of_transformers: modeling_gpt_oss.GptOssMLP, x: Tensor, tmp_path: Path
+) -> None:
     write(tmp_path, of_transformers.state_dict())
-    parts = experts_of_ranks(tmp_path, 2, OnLoadFormat(Code.INT8), keeps_codes=True)
+    parts = experts_of_ranks(tmp_path, size, OnLoadFormat(Code.INT8), keeps_codes=True, expert_parallel_size=sets)
     assert all(isinstance(part.gate_up_ECD, CodedWeight) for part in parts)
     expected = of_transformers(x[None])[0][0]
     assert (sum_of(parts, x) - expected).norm() < 0.02 * expected.norm()
 
 
 @pytest.mark.parametrize("keeps_codes", [True, False])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("size", "sets"), RANKS)
 @torch.inference_mode()
 def test_experts_in_mxfp4(
-    size: int, keeps_codes: bool, of_transformers: modeling_gpt_oss.GptOssMLP, x: Tensor, tmp_path: Path
+    size: int, sets: int, keeps_codes: bool, of_transformers: modeling_gpt_oss.GptOssMLP, x: Tensor, tmp_path: Path
 ) -> None:
     """As published: codes where C++ multiplies them, floats elsewhere, both with the numbers of transformers."""
     generator = torch.Generator().manual_seed(6)
@@ -196,11 +249,11 @@ def test_experts_in_mxfp4(
     write(tmp_path, tensors)
     weight_format = choose_weight_format(tmp_path / "config.json", {"quant_method": "mxfp4"})
     assert isinstance(weight_format, Mxfp4Experts)
-    parts = experts_of_ranks(tmp_path, size, weight_format, keeps_codes=keeps_codes)
+    parts = experts_of_ranks(tmp_path, size, weight_format, keeps_codes=keeps_codes, expert_parallel_size=sets)
     assert all(isinstance(part.down_EDI, CodedWeight) == keeps_codes for part in parts)
     of_transformers.load_state_dict(dense)
     torch.testing.assert_close(sum_of(parts, x), of_transformers(x[None])[0][0], rtol=1e-4, atol=1e-4)
-    if size == 2:
+    if (size, sets) == (2, 1):
         with pytest.raises(ConfigurationError, match="one rank's share of them, 16, is not a whole number of groups"):
             experts_of_ranks(tmp_path, 8, weight_format, keeps_codes=keeps_codes)
 

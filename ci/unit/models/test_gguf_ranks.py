@@ -71,10 +71,10 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> GgufModel:
     return write_model(tmp_path, "llama", request.param)
 
 
-def loaders(checkpoint: Any, size: int) -> Iterator[WeightLoader]:
+def loaders(checkpoint: Any, size: int, **options: Any) -> Iterator[WeightLoader]:
     for rank in range(size):
         group, cpu = FakeGroup(rank, size), torch.device("cpu")
-        yield WeightLoader(checkpoint, GgufFormat(), group, torch.float32, cpu, keeps_codes=True)
+        yield WeightLoader(checkpoint, GgufFormat(), group, torch.float32, cpu, keeps_codes=True, **options)
 
 
 def test_layers_hold_codes(model: GgufModel) -> None:
@@ -153,10 +153,10 @@ def first_experts(loader: WeightLoader) -> Experts:
     return load_experts(loader, config.family.experts, f"{LAYER}.", config.hidden_size)
 
 
-def experts_of(folder: Path, size: int) -> list[Experts]:
+def experts_of(folder: Path, size: int, **options: Any) -> list[Experts]:
     """Of the first layer, on each rank."""
     with open_checkpoint(folder) as checkpoint:
-        return [first_experts(loader) for loader in loaders(checkpoint, size)]
+        return [first_experts(loader) for loader in loaders(checkpoint, size, **options)]
 
 
 def test_ranks_hold_all_experts_between_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +181,20 @@ def test_ranks_hold_all_experts_between_them(tmp_path: Path, monkeypatch: pytest
         parts = [coded.of_expert(expert).dequantize() for coded in downs if isinstance(coded, CodedWeight)]
         for found, number in zip((*whole, torch.cat(parts, 1)), (1, 3, 2), strict=True):
             torch.testing.assert_close(found, dense[f"{name}.w{number}.weight"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mixtral", GGMLQuantizationType.Q4_K), ("gpt-oss", Q8_0)])
+def test_a_rank_may_have_whole_experts(name: str, kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    """As codes of whichever sizes, and with their biases."""
+    folder = make_folder(write_model(tmp_path, name, kind).file)
+    (whole,), halves = experts_of(folder, 1), experts_of(folder, 2, expert_parallel_size=2)
+    assert [each.first_expert for each in halves] == [0, 2]
+    for tensor in ("gate_up_ECD", "down_EDI"):
+        parts = [getattr(each, tensor) for each in halves]
+        assert all(isinstance(part, CodedWeight) for part in parts)
+        assert torch.equal(torch.cat([part.dequantize() for part in parts]), getattr(whole, tensor).dequantize())
+    for tensor in ("gate_up_bias_EC", "down_bias_ED") if name == "gpt-oss" else ():
+        assert torch.equal(torch.cat([getattr(each, tensor) for each in halves]), getattr(whole, tensor))
 
 
 def test_ranks_hold_their_part_of_the_biases_of_experts(tmp_path: Path) -> None:

@@ -62,6 +62,15 @@ def test_several_stages_are_refused(tmp_path: Path) -> None:
     assert sentence.endswith("set pipeline_parallel_size to 1")
 
 
+def test_whole_experts_on_ranks_are_refused(tmp_path: Path) -> None:
+    tiny_checkpoints.make_checkpoint(tmp_path, "mixtral-window")
+    options = {"model_impl": "transformers", "tensor_parallel_size": 2, "moe_expert_parallel_size": 2}
+    assert refusal(tmp_path, **options) == (
+        "moe_expert_parallel_size is 2, but transformers' modelling code computes MixtralForCausalLM (model_impl is "
+        "transformers), of whose experts each rank has a part; set moe_expert_parallel_size to 1"
+    )
+
+
 def test_layers_in_cpp_are_for_native_networks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_checkpoint(tmp_path, CONFIGS["apertus"], 1, dtype=torch.bfloat16)
     assert refusal(tmp_path, cpu_compile="true") == (

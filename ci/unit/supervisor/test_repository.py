@@ -312,6 +312,20 @@ class TestCheckpoint:
             repository.write(source, target, checkpoint_folder=folder, parameters=parameters)
         assert sentence in str(caught.value) and str(caught.value).endswith("choose another one")
 
+    def test_ranks_that_have_whole_experts_share_attention(self, source: Path, folder: Path, tmp_path: Path) -> None:
+        """Whether they can share the rest they find out themselves."""
+        values = {"architectures": ["MixtralForCausalLM"], "intermediate_size": 66, "moe_intermediate_size": 42}
+        parameters = {"tensor_parallel_size": "4", "moe_expert_parallel_size": "4"}
+
+        def write(num_heads: int) -> None:
+            (folder / "config.json").write_text(json.dumps({"num_attention_heads": num_heads, **values}))
+            target = tmp_path / str(num_heads)
+            repository.write(source, target, checkpoint_folder=folder, parameters=parameters)
+
+        write(8)
+        with pytest.raises(ConfigurationError, match=r"4 does not divide the checkpoint's num_attention_heads \(6\)"):
+            write(6)
+
     def test_more_stages_than_layers(self, source: Path, folder: Path, tmp_path: Path) -> None:
         values = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3}
         (folder / "config.json").write_text(json.dumps(values))

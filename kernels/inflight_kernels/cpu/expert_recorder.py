@@ -27,6 +27,10 @@ class _Routed:
     experts: Tensor
     fields: Mapping[str, Field]
     """Of `Experts`: how it chose."""
+    num_experts: int | None = None
+    """Of which; None = a router elsewhere knows."""
+    first_expert: int = 0
+    """From which they are counted."""
 
 
 class ExpertRecorder(Notes):
@@ -39,7 +43,12 @@ class ExpertRecorder(Notes):
             self._routed[storage_of(given.experts_TK)] = _Routed(given.weights_TK, given.experts_TK, fields)
 
     def route_experts(
-        self, router_logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
+        self,
+        router_logits: Tensor,
+        routing: Routing,
+        bias: Tensor | None = None,
+        factors: Tensor | None = None,
+        first_expert: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Noted with the experts."""
         num_experts = router_logits.shape[1]
@@ -48,7 +57,6 @@ class ExpertRecorder(Notes):
         weights, experts = (torch.empty((self._num_tokens, routing.num_chosen), device="meta") for _ in range(2))
         fields: dict[str, Field] = {
             "logits": self._values.read(router_logits, "the logits of a router"),
-            "num_experts": num_experts,
             "num_chosen": routing.num_chosen,
             "scores": routing.scores,
             "group_score": routing.group_score,
@@ -60,7 +68,7 @@ class ExpertRecorder(Notes):
             "scale": routing.scale,
             "factors": self._values.optional(factors, "the factors of experts", (num_experts,), torch.float32),
         }
-        self._routed[storage_of(experts)] = _Routed(weights, experts, fields)
+        self._routed[storage_of(experts)] = _Routed(weights, experts, fields, num_experts, first_expert)
         return weights, experts
 
     def fused_moe(
@@ -81,15 +89,15 @@ class ExpertRecorder(Notes):
             raise Unsupported("C++ computes experts that a router of the step or the batch has chosen only")
         if isinstance(w_gate_up, BlockScaledWeight) or isinstance(w_down, BlockScaledWeight):
             raise Unsupported("C++ has no operation for products of fp8")
-        num_experts, size, inner_size = w_down.shape
-        if routed.fields.get("num_experts", num_experts) != num_experts:
-            raise Unsupported(f"a router has logits of other experts than the {num_experts} that it chooses from")
+        num_own, size, inner_size = w_down.shape
+        if (last := routed.first_expert + num_own) > (routed.num_experts or last):
+            raise Unsupported(f"a router has logits of {routed.num_experts} experts, and {last} are chosen from")
         if size % STEP:
             raise Unsupported(f"experts have {size} features, which is not a multiple of {STEP}")
         source = self._values.read(x, "the input of experts")
         out, written = self._result(size)
         is_gated, inner_width = w_gate_up.shape[1] > inner_size, -(-inner_size // STEP) * STEP
-        shape = (num_experts, 2 * inner_size if is_gated else inner_size, size)
+        shape = (num_own, 2 * inner_size if is_gated else inner_size, size)
         if not is_gated and (gate_up_bias is not None or activation is Activation.CLAMPED_SWIGLU):
             raise Unsupported("C++ has experts without gates without biases only, and without what clamps gates")
         self._note(
@@ -100,11 +108,14 @@ class ExpertRecorder(Notes):
             gate_up=self._values.weight(w_gate_up, "gate and up of experts", shape, gated=is_gated),
             down=replace(self._values.weight(w_down, "down of experts", w_down.shape), num_inputs=inner_width),
             is_gated=int(is_gated),
-            gate_up_bias=self._bias(gate_up_bias, "a bias of gate and up", (num_experts, 2 * inner_size), gated=True),
-            down_bias=self._bias(down_bias, "a bias of down", (num_experts, size)),
+            gate_up_bias=self._bias(gate_up_bias, "a bias of gate and up", (num_own, 2 * inner_size), gated=True),
+            down_bias=self._bias(down_bias, "a bias of down", (num_own, size)),
             activation=activation,
             size=size,
             inner_size=inner_width,
-            **{"num_experts": num_experts, **routed.fields},
+            num_experts=routed.num_experts or num_own,
+            first_expert=routed.first_expert,
+            num_own=num_own,
+            **routed.fields,
         )
         return out

@@ -163,22 +163,24 @@ class HeadLinear(Operation):
 
 class Experts(Operation):
     """out = the weighted sum of what the chosen experts of each token compute of x: down (f(gate) * up). moe/routing.py
-    says which are chosen, and what their weights are, or the batch does: there, what is no expert adds nothing."""
+    says which are chosen, and what their weights are, or the batch does. What is chosen and not among this rank's own
+    adds nothing: the batch's count from the first of these on."""
 
     _fields_ = Fields(
         (Value, "x"),
         (Value, "logits", "Buffer -1: the batch says what is chosen."),
         (Value, "out"),
-        (Matrix, "gate_up down", "Of all experts, each packed as the layers of a feed-forward, gated or not."),
+        (Matrix, "gate_up down", "Of its own experts, each packed as the layers of a feed-forward, gated or not."),
         ("int64_t", "is_gated", "Whether gate_up is of both; else it is of up, and they compute down f(up)."),
         (
             "const Element*",
             "gate_up_bias",
-            "(num_experts, 2 * inner_size), of each all of gate before all of up; or null, as without gates.",
+            "(num_own, 2 * inner_size), of each all of gate before all of up; or null, as without gates.",
         ),
-        ("const Element*", "down_bias", "(num_experts, size), or null."),
+        ("const Element*", "down_bias", "(num_own, size), or null."),
         ("Activation", "activation"),
         ("int64_t", "num_experts num_chosen"),
+        ("int64_t", "first_expert num_own", "Those of which this rank has the weights."),
         ("Scores", "scores"),
         ("GroupScore", "group_score"),
         ("int64_t", "num_groups num_chosen_groups"),

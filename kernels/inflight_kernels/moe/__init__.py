@@ -23,7 +23,11 @@ MAX_CHOSEN_EXPERTS = 32
 
 
 def route_experts(
-    router_logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
+    router_logits: Tensor,
+    routing: Routing,
+    bias: Tensor | None = None,
+    factors: Tensor | None = None,
+    first_expert: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """The chosen experts of each token and their weights, from `router_logits` (T, E), float.
 
@@ -32,11 +36,12 @@ def route_experts(
     `bias` (E,) float32, which is no part of the weights (DeepSeek-V3, GLM-4.5, ERNIE 4.5), or, where nothing is added
     to a score, the logits. NaN counts as -inf. Weights are the chosen experts' scores, divided by their sum and
     multiplied as `routing` says, and then by each one's own of `factors` (E,) float32 (Gemma 4). E is at most
-    MAX_EXPERTS, `num_chosen` at most MAX_CHOSEN_EXPERTS. Returns weights (T, k) float32 and experts (T, k) int32. A
-    row's result does not depend on others.
+    MAX_EXPERTS, `num_chosen` at most MAX_CHOSEN_EXPERTS. Returns weights (T, k) float32 and experts (T, k) int32, which
+    are counted from `first_expert` on: a rank that has experts 4 to 7 gets 0 to 3 for its own, and others, which
+    `fused_moe` skips. A row's result does not depend on others.
     """
     function = implementation(router_logits, __name__).route_experts
-    result: tuple[Tensor, Tensor] = function(router_logits, routing, bias, factors)
+    result: tuple[Tensor, Tensor] = function(router_logits, routing, bias, factors, first_expert)
     return result
 
 

@@ -18,7 +18,11 @@ from inflight_kernels.quantization.reference import quantize_per_token
 
 
 def route_experts(
-    router_logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
+    router_logits: Tensor,
+    routing: Routing,
+    bias: Tensor | None = None,
+    factors: Tensor | None = None,
+    first_expert: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Scores of all experts, then the highest by a stable sort: among equals the lower expert first."""
     logits = router_logits.float()
@@ -49,7 +53,7 @@ def route_experts(
         weights = weights / total
     if routing.scale != 1.0:
         weights = weights * routing.scale
-    return weights if factors is None else weights * factors[experts], experts.int()
+    return weights if factors is None else weights * factors[experts], experts.int() - first_expert
 
 
 def _positive(total: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ class StackedBlocks:
     num_experts: int
     num_outputs: int
     num_inputs: int
-    """Both of the whole weight."""
+    """All of the whole tensors."""
+    experts: range
     outputs: range
     inputs: range
     in_turn: bool = False
@@ -56,11 +57,11 @@ class Mxfp4Experts:
     def read_stacked(self, checkpoint: Checkpoint, blocks: StackedBlocks, target: Target) -> ExpertWeights:
         """(E, O, I) of the rows and columns that are read."""
         _check(checkpoint, blocks)
-        num_experts, num_outputs, num_inputs = blocks.num_experts, len(blocks.outputs), len(blocks.inputs)
+        num_experts, num_outputs, num_inputs = len(blocks.experts), len(blocks.outputs), len(blocks.inputs)
         if not target.keeps_codes:
             values_EOI = target.empty(num_experts, num_outputs, num_inputs)
             if checkpoint.is_read and not values_EOI.is_meta:
-                for expert, values_OI in enumerate(values_EOI):
+                for expert, values_OI in zip(blocks.experts, values_EOI, strict=True):
                     values_OI.copy_(_read(checkpoint, blocks, expert, target.device).dequantize(target.dtype))
             return values_EOI
         weight = CodedWeight(
@@ -71,8 +72,8 @@ class Mxfp4Experts:
             group_size=GROUP_SIZE,
         )
         if checkpoint.is_read and not weight.codes.is_meta:
-            for expert in range(num_experts):
-                own, read = weight.of_expert(expert), _read(checkpoint, blocks, expert, target.device)
+            for place, expert in enumerate(blocks.experts):
+                own, read = weight.of_expert(place), _read(checkpoint, blocks, expert, target.device)
                 own.codes.copy_(read.codes)
                 own.scales.copy_(read.scales)
         return weight

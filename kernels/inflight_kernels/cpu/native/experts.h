@@ -12,11 +12,11 @@ namespace inflight {
 
 /// Memory of one run: a choice is a token's k-th expert, num_tokens * num_chosen of them.
 struct Choices {
-  /// (num_tokens, num_chosen): expert, its weight, and its row among the sorted ones.
+  /// (num_tokens, num_chosen): expert, counted from this rank's first one on, its weight, and its row among the sorted.
   int32_t* experts;
   float* weights;
   int32_t* rows;
-  /// (num_experts + 1): where the rows of each expert begin.
+  /// (num_own + 1): where the rows of each expert begin.
   int32_t* starts;
   /// (choices and 32 more): a token's values, what its expert's first half makes of them, and its second half.
   Element *inputs, *activated, *outputs;
@@ -27,7 +27,7 @@ struct Choices {
     experts = pieces.take<int32_t>(count);
     weights = pieces.take<float>(count);
     rows = pieces.take<int32_t>(count);
-    starts = pieces.take<int32_t>(op.num_experts + 1);
+    starts = pieces.take<int32_t>(op.num_own + 1);
     inputs = pieces.take<Element>((count + PANEL) * op.size);
     activated = pieces.take<Element>((count + PANEL) * op.inner_size);
     outputs = pieces.take<Element>((count + PANEL) * op.size);
@@ -111,6 +111,7 @@ inline void choose_experts(const Experts& op, const Element* row, int32_t* exper
   for (int64_t k = 0; k < op.num_chosen; ++k) {
     weights[k] = weights[k] / total * op.scale;
     if (op.factors) weights[k] *= op.factors[experts[k]];
+    experts[k] -= static_cast<int32_t>(op.first_expert);
   }
 }
 
@@ -120,15 +121,15 @@ inline void take_given(const Experts& op, const Batch& batch, int64_t token, int
   std::copy_n(batch.expert_weights + token * op.num_chosen, op.num_chosen, weights);
 }
 
-inline bool is_expert(const Experts& op, int32_t chosen) { return chosen >= 0 && chosen < op.num_experts; }
+inline bool is_expert(const Experts& op, int32_t chosen) { return chosen >= 0 && chosen < op.num_own; }
 
 /// Gives each choice of an expert its row, of one thread.
 inline void sort_choices(const Experts& op, int64_t num_choices, const Choices& choices) {
-  std::fill_n(choices.starts, op.num_experts + 1, 0);
+  std::fill_n(choices.starts, op.num_own + 1, 0);
   for (int64_t i = 0; i < num_choices; ++i)
     if (is_expert(op, choices.experts[i])) ++choices.starts[choices.experts[i] + 1];
-  for (int64_t expert = 0; expert < op.num_experts; ++expert) choices.starts[expert + 1] += choices.starts[expert];
-  std::vector<int32_t> next(choices.starts, choices.starts + op.num_experts);
+  for (int64_t expert = 0; expert < op.num_own; ++expert) choices.starts[expert + 1] += choices.starts[expert];
+  std::vector<int32_t> next(choices.starts, choices.starts + op.num_own);
   for (int64_t i = 0; i < num_choices; ++i)
     if (is_expert(op, choices.experts[i])) choices.rows[i] = next[choices.experts[i]]++;
 }
@@ -139,8 +140,8 @@ template <class Finish>
 inline void multiply_by_experts(const Experts& op, const Instructions& instructions, const int32_t* starts,
                                 const Element* x, const Matrix& matrix, int64_t num_panels, char* room, Finish finish) {
   const int64_t group = std::min(panels_of_group(matrix), num_panels), num_groups = ceil_div(num_panels, group);
-  const Operand operand(x, matrix.num_inputs, starts[op.num_experts], matrix, room);
-  share(op.num_experts * num_groups, [&](int64_t item) {
+  const Operand operand(x, matrix.num_inputs, starts[op.num_own], matrix, room);
+  share(op.num_own * num_groups, [&](int64_t item) {
     const int64_t expert = item / num_groups, first = item % num_groups * group, begin = expert * num_panels;
     const Instruction instruction = instruction_for(instructions, starts[expert + 1] - starts[expert]);
     const int64_t block = most_rows(instruction, matrix);

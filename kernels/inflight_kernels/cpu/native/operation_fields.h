@@ -265,23 +265,26 @@ struct HeadLinear {
 };
 
 /// out = the weighted sum of what the chosen experts of each token compute of x: down (f(gate) * up). moe/routing.py
-/// says which are chosen, and what their weights are, or the batch does: there, what is no expert adds nothing.
+/// says which are chosen, and what their weights are, or the batch does. What is chosen and not among this rank's own
+/// adds nothing: the batch's count from the first of these on.
 struct Experts {
   Kind kind;
   Value x;
   /// Buffer -1: the batch says what is chosen.
   Value logits;
   Value out;
-  /// Of all experts, each packed as the layers of a feed-forward, gated or not.
+  /// Of its own experts, each packed as the layers of a feed-forward, gated or not.
   Matrix gate_up, down;
   /// Whether gate_up is of both; else it is of up, and they compute down f(up).
   int64_t is_gated;
-  /// (num_experts, 2 * inner_size), of each all of gate before all of up; or null, as without gates.
+  /// (num_own, 2 * inner_size), of each all of gate before all of up; or null, as without gates.
   const Element* gate_up_bias;
-  /// (num_experts, size), or null.
+  /// (num_own, size), or null.
   const Element* down_bias;
   Activation activation;
   int64_t num_experts, num_chosen;
+  /// Those of which this rank has the weights.
+  int64_t first_expert, num_own;
   Scores scores;
   GroupScore group_score;
   int64_t num_groups, num_chosen_groups;
@@ -769,6 +772,8 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Experts, activation),
     offsetof(Experts, num_experts),
     offsetof(Experts, num_chosen),
+    offsetof(Experts, first_expert),
+    offsetof(Experts, num_own),
     offsetof(Experts, scores),
     offsetof(Experts, group_score),
     offsetof(Experts, num_groups),

@@ -69,8 +69,9 @@ def _of_chosen_groups(
     return chosen
 
 
-# One compiled kernel for every number of tokens: triton would otherwise specialise for 1 and for multiples of 16.
-@triton.jit(do_not_specialize=["num_tokens"])
+# One compiled kernel for every number of tokens, and for all ranks: triton would otherwise specialise for 1 and for
+# multiples of 16.
+@triton.jit(do_not_specialize=["num_tokens", "first_expert"])
 def route_experts_kernel(
     logits_ptr,
     bias_ptr,
@@ -79,6 +80,7 @@ def route_experts_kernel(
     experts_ptr,
     num_tokens,
     num_experts,
+    first_expert,
     stride_logits,
     scale,
     TOP_K: tl.constexpr,
@@ -148,11 +150,15 @@ def route_experts_kernel(
     offs_out = offs_t[:, None] * TOP_K + offs_k[None, :]
     mask_out = mask_t[:, None] & (offs_k < TOP_K)[None, :]
     tl.store(weights_ptr + offs_out, weights, mask=mask_out)
-    tl.store(experts_ptr + offs_out, experts, mask=mask_out)
+    tl.store(experts_ptr + offs_out, experts - first_expert, mask=mask_out)
 
 
 def route_experts(
-    router_logits: Tensor, routing: Routing, bias: Tensor | None = None, factors: Tensor | None = None
+    router_logits: Tensor,
+    routing: Routing,
+    bias: Tensor | None = None,
+    factors: Tensor | None = None,
+    first_expert: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Launch the router on `router_logits` (T, E); see `inflight_kernels.route_experts`."""
     check_float("router_logits", router_logits)
@@ -181,6 +187,7 @@ def route_experts(
             experts,
             num_tokens,
             num_experts,
+            first_expert,
             router_logits.stride(0),
             None if routing.scale == 1.0 else routing.scale,
             TOP_K=top_k,

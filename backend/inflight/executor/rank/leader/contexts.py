@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 KEY_BYTES = 16
 OTHER_ENGINE = (
     "context_phase_params is of an engine with another checkpoint or layout of the KV cache: give both the same "
-    "checkpoint, dtype, model_impl, cpu_compile, tokens_per_block, tensor_parallel_size, pipeline_parallel_size and "
-    "speculative_model_dir"
+    "checkpoint, dtype, model_impl, cpu_compile, tokens_per_block, tensor_parallel_size, moe_expert_parallel_size, "
+    "pipeline_parallel_size and speculative_model_dir"
 )
 
 
