@@ -162,6 +162,8 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                         of(CHOSEN),
                         weights.plain(192, 64, true, 8),
                         weights.plain(64, 96, false, 8),
+                        nullptr,
+                        nullptr,
                         1,
                         weights.convert<Element>(8 * 192),
                         nullptr,
@@ -180,6 +182,7 @@ inline void print_operations(CacheFormat format, Instruction instruction, const 
                         1.5f,
                         nullptr,
                         64,
+                        96,
                         96};
   const Activate activate{Kind::ACTIVATE_AND_MUL, of(CHOSEN), of(ACTIVATED), 32, Activation::GELU};
   const Scale scale{Kind::SCALE, of(ACTIVATED), of(SCALED), 32, 0.3f};

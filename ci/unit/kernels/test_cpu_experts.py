@@ -274,6 +274,7 @@ def test_among_equals_the_lower_expert_is_chosen() -> None:
     torch.testing.assert_close(compiled(parts.compute, torch.float32)(x), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("is_ordered", [False, True], ids=["neighbours", "ordered"])
 @pytest.mark.parametrize("code", Code, ids=lambda code: code.value)
 @pytest.mark.parametrize(
     "mixture",
@@ -284,7 +285,8 @@ def test_among_equals_the_lower_expert_is_chosen() -> None:
     ],
     ids=str,
 )
-def test_codes_of_experts_have_biases_and_activations_too(mixture: Mixture, code: Code) -> None:
+def test_codes_of_experts_have_biases_and_activations_too(mixture: Mixture, code: Code, is_ordered: bool) -> None:
+    """And each an order of its inputs of its own."""
     generator = torch.Generator().manual_seed(3)
 
     def codes(*shape: int) -> CodedWeight:
@@ -293,7 +295,9 @@ def test_codes_of_experts_have_biases_and_activations_too(mixture: Mixture, code
             values[(values & 0x7F) == 0x7F] = 0  # is no number
         largest = code.numbers().nan_to_num().abs().max()
         scales = (torch.rand(*shape[:-1], shape[-1] // 32, generator=generator) / largest).bfloat16()
-        return CodedWeight(code, values if code.bits == 8 else join_halves(values), scales, None, 32)
+        orders = [torch.randperm(shape[-1], generator=generator).int() for _ in range(shape[0])]
+        weight = CodedWeight(code, values if code.bits == 8 else join_halves(values), scales, None, 32)
+        return weight._replace(permutation=torch.stack(orders)) if is_ordered else weight
 
     gate_up = codes(6, 128 if mixture.has_gates else 64, SIZE)
     parts = mixture.parts(torch.float32)._replace(gate_up=gate_up, down=codes(6, SIZE, 64))

@@ -268,6 +268,9 @@ def test_codes_are_not_quantised_again(folder: Path) -> None:
 # -- ranks -------------------------------------------------------------------------------------------------------------
 
 
+NAMES = ("gate", "up", "down")
+
+
 class FakeGroup(TensorParallelGroup):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -311,9 +314,26 @@ def test_ranks_have_whole_experts_in_every_format(kind: str, tmp_path: Path) -> 
                 experts = load_experts(loader, model.family.experts, "model.layers.0.", 128)
                 found.append((experts.gate_up_ECD, experts.down_EDI))
     for whole, first, second in zip(*found, strict=True):
-        assert type(whole) is type(first) is type(second)
-        values = [each if isinstance(each, torch.Tensor) else each.dequantize() for each in (whole, first, second)]
-        assert torch.equal(torch.cat(values[1:]), values[0])
+        assert all(isinstance(each, CodedWeight) for each in (whole, first, second))
+        assert torch.equal(torch.cat([first.dequantize(), second.dequantize()]), whole.dequantize())
+
+
+@pytest.mark.parametrize("kind", ["gptq-4-reordered", "int4-reordered"])
+def test_experts_with_orders_of_their_own_stay_codes_where_a_rank_has_all_inputs(kind: str, tmp_path: Path) -> None:
+    folder = write_coded_checkpoint(tmp_path, kind, EXPERTS).folder
+    dense = load_file(folder.parent / "dense" / "model.safetensors")
+    model, cpu = ModelConfig.load(folder), torch.device("cpu")
+    assert model.family.experts is not None
+    with Checkpoint(folder) as checkpoint:
+        loader = WeightLoader(checkpoint, model.weight_format, FakeGroup(1, 2), torch.float32, cpu, keeps_codes=True)
+        experts = load_experts(loader, model.family.experts, "model.layers.0.", 128)
+    gate_up, down = experts.gate_up_ECD, experts.down_EDI
+    assert isinstance(gate_up, CodedWeight) and isinstance(down, torch.Tensor)
+    assert gate_up.permutation is not None and len({tuple(order) for order in gate_up.permutation.tolist()}) == 4
+    for expert in range(4):
+        gate, up, whole = (dense[f"model.layers.0.mlp.experts.{expert}.{name}_proj.weight"] for name in NAMES)
+        assert torch.equal(gate_up.of_expert(expert).dequantize(), torch.cat([gate[32:], up[32:]]))
+        assert torch.equal(down[expert], whole[:, 32:])
 
 
 def test_codes_of_several_orders_become_floats_together(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from inflight_kernels.cpu.notes import Notes
 from inflight_kernels.cpu.operations import Experts
 from inflight_kernels.cpu.recorded_values import STEP, Unsupported, storage_of
 from inflight_kernels.cpu.recording import NOWHERE, Field
+from inflight_kernels.matmul.coded_weight import CodedWeight
 from inflight_kernels.matmul.weight_formats import BlockScaledWeight
 from inflight_kernels.moe import ExpertWeights
 from inflight_kernels.moe.routing import Routing
@@ -95,6 +96,8 @@ class ExpertRecorder(Notes):
         if size % STEP:
             raise Unsupported(f"experts have {size} features, which is not a multiple of {STEP}")
         source = self._values.read(x, "the input of experts")
+        w_gate_up, columns = self._in_order(w_gate_up)
+        w_down, inner_columns = self._in_order(w_down)
         out, written = self._result(size)
         is_gated, inner_width = w_gate_up.shape[1] > inner_size, -(-inner_size // STEP) * STEP
         shape = (num_own, 2 * inner_size if is_gated else inner_size, size)
@@ -107,15 +110,26 @@ class ExpertRecorder(Notes):
             out=written,
             gate_up=self._values.weight(w_gate_up, "gate and up of experts", shape, gated=is_gated),
             down=replace(self._values.weight(w_down, "down of experts", w_down.shape), num_inputs=inner_width),
+            columns=columns,
+            inner_columns=inner_columns,
             is_gated=int(is_gated),
             gate_up_bias=self._bias(gate_up_bias, "a bias of gate and up", (num_own, 2 * inner_size), gated=True),
             down_bias=self._bias(down_bias, "a bias of down", (num_own, size)),
             activation=activation,
             size=size,
             inner_size=inner_width,
+            num_inner=inner_size,
             num_experts=routed.num_experts or num_own,
             first_expert=routed.first_expert,
             num_own=num_own,
             **routed.fields,
         )
         return out
+
+    def _in_order(self, weight: ExpertWeights) -> tuple[ExpertWeights, Field]:
+        """Weights of experts, and the order of each one's inputs, if it is another one."""
+        if not isinstance(weight, CodedWeight) or weight.permutation is None:
+            return weight, None
+        shape = weight.shape[0], weight.shape[2]
+        order = self._values.constant(weight.permutation, "an order of columns of experts", shape, torch.int32)
+        return weight._replace(permutation=None), order

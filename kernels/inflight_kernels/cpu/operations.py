@@ -171,6 +171,12 @@ class Experts(Operation):
         (Value, "logits", "Buffer -1: the batch says what is chosen."),
         (Value, "out"),
         (Matrix, "gate_up down", "Of its own experts, each packed as the layers of a feed-forward, gated or not."),
+        (
+            "const int32_t*",
+            "columns inner_columns",
+            "(num_own, size) and (num_own, num_inner): which column of x, and of what is activated, each input of an "
+            "expert's gate_up and down is; or null: as they are.",
+        ),
         ("int64_t", "is_gated", "Whether gate_up is of both; else it is of up, and they compute down f(up)."),
         (
             "const Element*",
@@ -190,7 +196,8 @@ class Experts(Operation):
         ("float", "scale", "Of the weights."),
         ("const float*", "factors", "(num_experts), of the weight of each, afterwards; or null."),
         ("int64_t", "size", "Of x and out; a multiple of 32."),
-        ("int64_t", "inner_size", "Outputs of up; a multiple of 32."),
+        ("int64_t", "inner_size", "Outputs of up and zeros; a multiple of 32."),
+        ("int64_t", "num_inner", "Outputs of up."),
     )
 
 

@@ -106,7 +106,7 @@ class CodedWeight(NamedTuple):
     inputs: Inputs = Inputs.KEPT
     """INT8 with whole numbers only."""
     permutation: Tensor | None = None
-    """(K,) int32 or None: column k of the stored weight belongs to column permutation[k] of x. Not of several."""
+    """(K,) int32 or None: column k of the stored weight belongs to column permutation[k] of x."""
 
     @property
     def shape(self) -> torch.Size:
@@ -122,7 +122,8 @@ class CodedWeight(NamedTuple):
     def of_expert(self, expert: int) -> CodedWeight:
         """(N, K), one of several."""
         zeros = None if self.zeros is None else self.zeros[expert]
-        return self._replace(codes=self.codes[expert], scales=self.scales[expert], zeros=zeros)
+        order = None if self.permutation is None else self.permutation[expert]
+        return self._replace(codes=self.codes[expert], scales=self.scales[expert], zeros=zeros, permutation=order)
 
     def codes_by_column(self) -> Tensor:
         """(…, N, K) uint8: one code in each byte."""
@@ -143,9 +144,8 @@ class CodedWeight(NamedTuple):
         weight = (numbers * of_columns(self.scales)).to(dtype)
         if self.permutation is None:
             return weight
-        ordered = torch.empty_like(weight)
-        ordered[:, self.permutation] = weight
-        return ordered
+        places = self.permutation.long().unsqueeze(-2).expand(weight.shape)
+        return torch.empty_like(weight).scatter_(-1, places, weight)
 
 
 def join_halves(codes: Tensor) -> Tensor:

@@ -140,15 +140,21 @@ class CodedFormat(ABC):
         return False
 
     def read_experts(self, checkpoint: Checkpoint, experts: Sequence[Sequence[Block]], target: Target) -> ExpertWeights:
-        """The same of several weights of one shape: (E, O, I). Where codes are not kept, or have groups of inputs that
-        are no neighbours, floats."""
-        orders = [order for blocks in experts for order in self._check(checkpoint, blocks)]
-        if not target.keeps_codes or any(order is not None for order in orders):
+        """The same of several weights of one shape: (E, O, I). Floats where codes are not kept, or cannot be of one of
+        them."""
+        orders = [self._check(checkpoint, blocks) for blocks in experts]
+        if not (target.keeps_codes and all(map(is_common, orders, experts))):
             values_EOI = target.empty(len(experts), *shape_of(experts[0]))
             for blocks, values_OI in zip(experts, values_EOI, strict=True):
                 self._fill_values(checkpoint, blocks, values_OI)
             return values_EOI
         weight = self._allocate(experts[0], target, (len(experts),))
+        if any(order is not None for order, *_ in orders):
+            permutation_EI = target.empty(len(experts), weight.shape[-1], dtype=torch.int32)
+            if checkpoint.is_read and not permutation_EI.is_meta:
+                for own_I, (order, *_) in zip(permutation_EI, orders, strict=True):
+                    own_I.copy_(torch.arange(len(own_I)) if order is None else order)
+            weight = weight._replace(permutation=permutation_EI)
         for expert, blocks in enumerate(experts):
             self._fill(checkpoint, blocks, weight.of_expert(expert))
         return weight

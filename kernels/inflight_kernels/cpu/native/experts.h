@@ -134,6 +134,23 @@ inline void sort_choices(const Experts& op, int64_t num_choices, const Choices& 
     if (is_expert(op, choices.experts[i])) choices.rows[i] = next[choices.experts[i]]++;
 }
 
+/// Columns of a row in the order of an expert's inputs, `count` of all that `columns` has for it.
+inline void gather(const Element* row, const int32_t* columns, int64_t expert, int64_t count, Element* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = row[columns[expert * count + i]];
+}
+
+/// What is activated in the order of the inputs of its expert's second half.
+inline void order_activated(const Experts& op, int64_t num_choices, const Choices& choices) {
+  share(num_choices, [&](int64_t choice) {
+    const int32_t expert = choices.experts[choice];
+    if (!is_expert(op, expert)) return;
+    Element* const row = choices.activated + choices.rows[choice] * op.inner_size;
+    Element* const room = own_room<Experts, Element>(op.num_inner);
+    std::copy_n(row, op.num_inner, room);
+    gather(room, op.inner_columns, expert, op.num_inner, row);
+  });
+}
+
 /// `finish(expert, row, panel, sums)` for the product of each expert's rows of x and its matrix, `num_panels` panels of
 /// all.
 template <class Finish>
@@ -169,8 +186,12 @@ inline void run(const Experts& op, const Run& step) {
   wait_for_all();
   share(num_choices, [&](int64_t choice) {
     if (!is_expert(op, choices.experts[choice])) return;
-    std::copy_n(step.at(op.x) + choice / op.num_chosen * step.stride(op.x), op.size,
-                choices.inputs + choices.rows[choice] * op.size);
+    const Element* const x = step.at(op.x) + choice / op.num_chosen * step.stride(op.x);
+    Element* const input = choices.inputs + choices.rows[choice] * op.size;
+    if (op.columns)
+      gather(x, op.columns, choices.experts[choice], op.size, input);
+    else
+      std::copy_n(x, op.size, input);
   });
   multiply_by_experts(op, step.instructions(), choices.starts, choices.inputs, op.gate_up,
                       op.inner_size / (op.is_gated ? 16 : PANEL), step.integers,
@@ -189,6 +210,7 @@ inline void run(const Experts& op, const Run& step) {
                         }
                         store(choices.activated + row * op.inner_size + 16 * panel, gated(op.activation, gate, up));
                       });
+  if (op.inner_columns) order_activated(op, num_choices, choices);
   multiply_by_experts(op, step.instructions(), choices.starts, choices.activated, op.down, op.size / PANEL,
                       step.integers, [&](int64_t expert, int64_t row, int64_t panel, const float* sums) {
                         Element* const out = choices.outputs + row * op.size + PANEL * panel;

@@ -275,6 +275,9 @@ struct Experts {
   Value out;
   /// Of its own experts, each packed as the layers of a feed-forward, gated or not.
   Matrix gate_up, down;
+  /// (num_own, size) and (num_own, num_inner): which column of x, and of what is activated, each input of an expert's
+  /// gate_up and down is; or null: as they are.
+  const int32_t *columns, *inner_columns;
   /// Whether gate_up is of both; else it is of up, and they compute down f(up).
   int64_t is_gated;
   /// (num_own, 2 * inner_size), of each all of gate before all of up; or null, as without gates.
@@ -300,8 +303,10 @@ struct Experts {
   const float* factors;
   /// Of x and out; a multiple of 32.
   int64_t size;
-  /// Outputs of up; a multiple of 32.
+  /// Outputs of up and zeros; a multiple of 32.
   int64_t inner_size;
+  /// Outputs of up.
+  int64_t num_inner;
 };
 
 /// out = f(x).
@@ -766,6 +771,8 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Experts, out),
     offsetof(Experts, gate_up),
     offsetof(Experts, down),
+    offsetof(Experts, columns),
+    offsetof(Experts, inner_columns),
     offsetof(Experts, is_gated),
     offsetof(Experts, gate_up_bias),
     offsetof(Experts, down_bias),
@@ -785,6 +792,7 @@ constexpr int64_t LAYOUT[] = {
     offsetof(Experts, factors),
     offsetof(Experts, size),
     offsetof(Experts, inner_size),
+    offsetof(Experts, num_inner),
     sizeof(Activate),
     offsetof(Activate, kind),
     offsetof(Activate, x),
