@@ -218,9 +218,9 @@ def _takes_token_ids(config: ModelConfig) -> bool:
 def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
     """Read the parameters as the backend will, so that a wrong one is reported before anything starts."""
     engine = EngineConfig.from_parameters(_parameters(config), newest_version(folder))
-    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+    for key in ("moe_expert_parallel_size", "pipeline_parallel_size"):
         if engine.model_impl == "transformers" and getattr(engine, key) > 1:
-            raise ConfigurationError(f"model_impl transformers runs on one rank only: set {key} to 1")
+            raise ConfigurationError(f"{key} is for native layers: set it to 1, or model_impl to auto")
     if engine.lora_dir and not Path(engine.lora_dir).is_dir():
         raise ConfigurationError(
             f"lora_dir: {engine.lora_dir} is not a folder; set it to the one that holds the adapters"

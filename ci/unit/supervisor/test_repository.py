@@ -279,10 +279,13 @@ class TestCheckpoint:
         parameters = {"tokenizer_dir": str(elsewhere)}
         assert repository.write(source, tmp_path / "target", checkpoint_folder=folder, parameters=parameters).config
 
-    def test_ranks_for_code_that_has_one(self, source: Path, folder: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("key", ["moe_expert_parallel_size", "pipeline_parallel_size"])
+    def test_ranks_of_code_that_shares_layers_alone(self, source: Path, folder: Path, tmp_path: Path, key: str) -> None:
+        """Layers are split as the class says, which the ranks look at."""
         parameters = {"model_impl": "transformers", "tensor_parallel_size": "2"}
-        with pytest.raises(ConfigurationError, match="transformers runs on one rank only: set tensor_parallel_size to"):
-            repository.write(source, tmp_path / "target", checkpoint_folder=folder, parameters=parameters)
+        assert repository.write(source, tmp_path / "one", checkpoint_folder=folder, parameters=parameters).config
+        with pytest.raises(ConfigurationError, match=f"{key} is for native layers: set it to 1, or model_impl to auto"):
+            repository.write(source, tmp_path / "two", checkpoint_folder=folder, parameters={**parameters, key: "2"})
 
     @pytest.mark.parametrize(
         ("changes", "num_ranks", "sentence"),
