@@ -1,15 +1,23 @@
 """Runs a function in rank processes with a RankGroup over pipes, and returns each rank's result to the test.
 
-Spawned, not forked: torch and its threads do not survive a fork.
+Ranks are forked from a server that has imported what their functions' modules import, torch and transformers above all,
+and has done nothing with it: each of them would import that for seconds. They are not forked from the tests' process:
+torch's threads do not survive a fork.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from typing import Any
+
+import pytest
 
 TIMEOUT_S = 240
 
@@ -56,12 +64,15 @@ def run_on_two_ranks(function: Callable[..., Any], *arguments: Any) -> list[Any]
 
 def run_on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """The answer of each rank of `function(group, *arguments)`; an exception is its traceback, raised."""
-    context = multiprocessing.get_context("spawn")
+    context = _server_of(function.__module__)
     pairs = [context.Pipe() for _ in range(size - 1)]
     ends = [[leaders for leaders, _ in pairs], *([others] for _, others in pairs)]
     answers = [context.Pipe(duplex=False) for _ in ends]
     processes = [
-        context.Process(target=_main, args=(rank, size, ends[rank], answers[rank][1], function, arguments))
+        context.Process(
+            target=_main,
+            args=(dict(os.environ), rank, size, ends[rank], answers[rank][1], function, arguments),
+        )
         for rank in range(size)
     ]
     try:
@@ -84,7 +95,19 @@ def run_on_ranks(size: int, function: Callable[..., Any], *arguments: Any) -> li
                 process.join()
 
 
+def _server_of(module: str) -> ForkServerContext:
+    """The server that ranks of this process are forked from. It imports what the first function's module does, and
+    transformers' classes, which most modules do; ranks of another module import the little that is left."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module, "tiny_checkpoints"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # it knows of no other path
+        ensure_running()
+    return context
+
+
 def _main(
+    environment: dict[str, str],
     rank: int,
     size: int,
     pipes: list[Connection],
@@ -92,6 +115,8 @@ def _main(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
+    os.environ.clear()
+    os.environ.update(environment)  # the server has that of its start
     try:
         answer.send((True, function(PipeGroup(rank, size, pipes), *arguments)))
     except BaseException:
