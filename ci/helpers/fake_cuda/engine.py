@@ -17,6 +17,7 @@ from inflight.engine_description import EngineDescription
 from inflight.logits_post_processor import LogitsPostProcessorConfig
 from inflight.lora import AdapterModule, AdapterOrders, AdapterPart
 from inflight.models.adapter_places import AdapterPlaces
+from inflight.output_config import SCORES
 from inflight.request_limits import RequestLimits
 from inflight.runtime.adapters.adapter_store import AdapterStore
 from inflight.runtime.guided.grammars import GrammarState
@@ -82,7 +83,7 @@ class FakeEngine:
         blocks on the host. `kv_dtype`: of the KV cache; None = that of the activations."""
         sizes = {"rank": rank, "max_seq_len": MAX_SEQ_LEN, "deterministic": deterministic, "kv_dtype": kv_dtype}
         network = make_network(folder, values, takes_adapters=with_options, **sizes)
-        networks = [network]
+        networks, scores = [network], network.config.family.scores
         if with_draft_model:
             networks.append(make_network(folder, {**values, "num_hidden_layers": 1}, **sizes))
         specs = tuple(spec for each in networks for spec in each.decoder.state_specs)
@@ -108,8 +109,10 @@ class FakeEngine:
                 kv_cache_tokens=NUM_BLOCKS * block_size,
                 max_batch_size=max_batch_size,
                 hidden_size=network.config.hidden_size,
-                embedding_size=network.config.hidden_size,
-                model_outputs=[HIDDEN_STATES, layer_output(0)],
+                embedding_size=0 if network.config.pooled else network.config.hidden_size,
+                model_outputs=[HIDDEN_STATES, layer_output(0), *([SCORES] if scores else [])],
+                pooled=network.config.pooled,
+                has_token_types=network.config.has_token_types,
                 num_adapter_slots=network.adapters.num_slots,
                 logits_post_processors=processors.names,
             ),
@@ -127,6 +130,7 @@ class FakeEngine:
             num_snapshots=num_snapshots,
             draft_network=networks[1].decoder if with_draft_model else None,
             records_graphs=records_graphs,
+            scores_of=None if scores is None else scores.pooling,
         )
         counters(1, CUDA)  # made once for a stream, by the first kernel that needs them
         if warms_up:

@@ -17,6 +17,7 @@ from inflight.models.checkpoint import Checkpoint
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.decoder_loading import load_decoder
+from inflight.models.encoder_loading import load_encoder
 from inflight.models.weights import WeightLoader
 
 LLAMA_8B: dict[str, Any] = {
@@ -225,6 +226,16 @@ WHOLE_ONLY = frozenset({"olmo 2"})
 """Those of FAMILIES that ranks cannot split."""
 
 
+BERT_SCORES: dict[str, Any] = {
+    "architectures": ["BertForSequenceClassification"],
+    "model_type": "bert",
+    "num_hidden_layers": 2,
+    "id2label": {"0": "score"},
+    "torch_dtype": "bfloat16",
+}
+"""Two layers of BERT-base, and a head for one score."""
+
+
 class NoWeights(Checkpoint):
     """Has every tensor of every shape, and no value."""
 
@@ -343,4 +354,5 @@ def make_network(
         deterministic=deterministic,
         kv_dtype=kv_dtype,
     )
-    return FakeNetwork(config, load_decoder(config, loader, max_seq_len + 1), group, places)
+    load_network = load_decoder if config.family.encoder is None else load_encoder
+    return FakeNetwork(config, load_network(config, loader, max_seq_len + 1), group, places)

@@ -21,16 +21,19 @@ from fake_cuda.context import fake_cuda
 from fake_cuda.device import CUDA, FakeDevice, HostWaits, Race, StaleCopy, WrongDevice
 from fake_cuda.engine import FakeEngine
 from fake_cuda.modes import MODES, NUM_ROWS, PROMPT_LEN, begin, decodes, steps_of
+from fake_cuda.networks import BERT_SCORES
 from fake_cuda.trace import KINDS, LAUNCH, Storages
 from torch import Tensor
 
 from ci import step_costs
 from inflight.errors import InsufficientMemory
+from inflight.output_config import SCORES
 from inflight.runtime import decode_graphs, result_copies
 from inflight.runtime.result_copies import ResultCopies
 from inflight.runtime.sampler import SampledTokens, Sampler
 from inflight.runtime.step_handle import StepHandle
-from inflight.scheduler_output import SchedulerOutput
+from inflight.sampling_config import SamplingConfig
+from inflight.scheduler_output import CONTEXT, HIDDEN_STATES, NewSequence, RowWork, SchedulerOutput
 
 pytestmark = pytest.mark.slow
 
@@ -327,3 +330,32 @@ def test_graphs_without_room_are_told_with_the_keys(
     monkeypatch.setitem(decode_graphs.GRAPHS, "cuda", lambda: out_of_memory)
     with pytest.raises(InsufficientMemory, match="set cuda_graph_mode to false"):
         FakeEngine(device, tmp_path, max_batch_size=1, warms_up=True, records_graphs=True)
+
+
+def test_an_encoders_step_waits_for_nothing_and_brings_what_was_asked(device: FakeDevice, tmp_path: Path) -> None:
+    """Texts of one token and of more, one of them a pair."""
+    engine = FakeEngine(device, tmp_path, BERT_SCORES)
+    lengths = [1, 40, 7]
+    news = [
+        NewSequence(
+            row=row,
+            token_ids=[5] * length,
+            num_prompt_tokens=length,
+            block_ids=[],
+            sampling_config=SamplingConfig(),
+            outputs=(SCORES, f"{CONTEXT}{HIDDEN_STATES}"),
+            second_text_start=length // 2,
+        )
+        for row, length in enumerate(lengths)
+    ]
+    works = [
+        RowWork(row=new.row, start=0, num_tokens=len(new.token_ids), token_ids=new.token_ids, num_sampled=0)
+        for new in news
+    ]
+    trace, output = engine.step(SchedulerOutput(new_sequences=news, rows=works))
+    assert trace.names(LAUNCH)["bidirectional_attention_kernel"] == 2, "one for each layer"
+    assert output.token_ids == []
+    shapes = {row: {name: array.shape for name, array in of.prompt.items()} for row, of in output.tensors.items()}
+    assert shapes == {
+        row: {SCORES: (1, 1), f"{CONTEXT}{HIDDEN_STATES}": (length, 768)} for row, length in enumerate(lengths)
+    }
