@@ -15,12 +15,20 @@ from inflight.guided_decoding import WhiteSpace
 from inflight.lora import LoRARequest
 from inflight.sampling import Sampling
 
-Prompt = str | list[int]
+
+class TextPair(msgspec.Struct, frozen=True):
+    """Two texts that are read together: such as a question, and what may answer it."""
+
+    first: str
+    second: str
+
+
+Prompt = str | list[int] | TextPair
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Chat | list[Prompt]
-    """A conversation, or texts and rows of token ids that are continued each by itself."""
+    """A conversation, or texts and rows of token ids that are continued each by itself, or read by an encoder."""
     adds_special_tokens: bool = True
     """To texts; a chat says it itself."""
     choices: int = 1

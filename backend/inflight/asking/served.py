@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import structs
 
-from inflight.asking.ask import Ask, Prompt
+from inflight.asking.ask import Ask, Prompt, TextPair
 from inflight.asking.chat import Chat
 from inflight.asking.limit import Limit
 from inflight.asking.prepared import Prepared, PreparedPrompt, engines_refusal
@@ -81,8 +81,13 @@ class Served:
         shared = self._with_guide(self._shared(ask, limits, len(ask.prompt)), ask)
         prompts = []
         for prompt in ask.prompt:
-            token_ids = self._encoder.encode(prompt, limits, add_special_tokens=ask.adds_special_tokens)
-            prompts.append(self._prompt(ask, token_ids, limits, shared, prompt))
+            start = 0
+            if isinstance(prompt, TextPair):
+                is_cut = ask.limit.truncate_prompt_tokens is not None
+                token_ids, start = self._encoder.encode_pair(prompt, limits, is_cut=is_cut)
+            else:
+                token_ids = self._encoder.encode(prompt, limits, add_special_tokens=ask.adds_special_tokens)
+            prompts.append(self._prompt(ask, token_ids, limits, shared, prompt, second_text_start=start))
         return self._prepared(prompts, shared, limits)
 
     def _prepare_chat(self, ask: Ask, chat: Chat, limits: RequestLimits) -> Prepared:
@@ -161,9 +166,10 @@ class Served:
         prompt: Prompt = "",
         *,
         shown: frozenset[int] = frozenset(),
+        second_text_start: int = 0,
     ) -> PreparedPrompt:
-        """`shown`: special tokens that have text whatever the client says."""
-        request = self._request(ask, token_ids, limits, shared)
+        """`shown`: special tokens that have text whatever the client says. `second_text_start`: see Request."""
+        request = self._request(ask, token_ids, limits, shared, second_text_start)
         text, ids = "", request.input_token_ids
         if ask.show.prompt:
             is_whole = isinstance(prompt, str) and len(ids) == len(token_ids)
@@ -180,8 +186,12 @@ class Served:
         min_tokens = request.sampling_config.min_tokens
         return Detokenizer(decoder, stop_strings, min_tokens, keeps_stop_string=ask.stop.is_kept)
 
-    def _request(self, ask: Ask, token_ids: list[int], limits: RequestLimits, shared: Shared) -> Request:
+    def _request(
+        self, ask: Ask, token_ids: list[int], limits: RequestLimits, shared: Shared, second_text_start: int
+    ) -> Request:
         token_ids, max_tokens = _fitted(ask.limit, token_ids, limits)
+        if second_text_start >= len(token_ids):
+            raise Refusal("prompt", "the first text of {0} leaves no room for the second one")
         try:
             request = Request(
                 input_token_ids=token_ids,
@@ -201,6 +211,7 @@ class Served:
                 cache_salt=ask.cache_salt,
                 num_return_sequences=ask.choices,
                 lora_request=ask.adapter,
+                second_text_start=second_text_start,
                 **ask.further,
             )
             limits.validate(request)

@@ -1,7 +1,8 @@
-"""What sentence-transformers' files in a checkpoint say of the vectors that are made of its hidden states.
+"""What sentence-transformers' files in a checkpoint say of the vectors and scores that are made of its outputs.
 
     modules.json              the parts of the model, each with its folder: the network, then pooling, then lengths of 1
     1_Pooling/config.json     which hidden states are a vector
+    config.json               what becomes of a cross-encoder's score, beside the network's own values
 
 Formats: https://www.sbert.net/docs/package_reference/sentence_transformer/modules.html
 """
@@ -9,11 +10,11 @@ Formats: https://www.sbert.net/docs/package_reference/sentence_transformer/modul
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from inflight.checkpoint_files import MODULES, POOLING
+from inflight.checkpoint_files import CONFIG, MODULES, POOLING
 from inflight.errors import ConfigurationError
 from inflight.output_config import Pooling
 from inflight.text.safe_text import safe_text
@@ -33,6 +34,13 @@ OLD_PREFIX, OLD_ENDING = "pooling_mode_", "_tokens"
 COMPUTED = ("Transformer", "Pooling", "Normalize")
 """Kinds of modules. The last gives each vector the length 1, which all of this server's have."""
 REMEDY = f"set embedding_pooling of the OpenAI server to {', '.join(get_args(Pooling))}"
+
+
+Activation = Literal["sigmoid", "identity"]
+"""What becomes of a score: a number from 0 to 1, or the score itself."""
+ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "identity"}
+"""By torch's names of modules."""
+OLD_ACTIVATION = "sbert_ce_default_activation_function"
 
 
 class Module(msgspec.Struct, frozen=True):
@@ -57,6 +65,24 @@ def find_pooling(folder: Path) -> Pooling:
         modes = safe_text(" and ".join(found)) or "nothing"
         raise ConfigurationError(f"{POOLING} of the checkpoint asks for {modes}, which is not computed here: {REMEDY}")
     return MODES[found[0]]
+
+
+def find_activation(folder: Path) -> Activation:
+    """The sigmoid where the checkpoint says nothing, as sentence-transformers' cross-encoders have it. Raises
+    ConfigurationError."""
+    config = _read(folder / CONFIG, dict[str, Any]) or {}
+    own = config.get("sentence_transformers")
+    given = own.get("activation_fn") if isinstance(own, dict) else None
+    given = config.get(OLD_ACTIVATION) if given is None else given
+    if given is None:
+        return "sigmoid"
+    name = str(given).rpartition(".")[2].removesuffix("()")
+    if name not in ACTIVATIONS:
+        known = " or ".join(ACTIVATIONS)
+        raise ConfigurationError(
+            f"{CONFIG} of the checkpoint asks for {safe_text(name)} of scores; {known} is computed here"
+        )
+    return ACTIVATIONS[name]
 
 
 def _modes(config: dict[str, Any]) -> list[str]:

@@ -44,15 +44,15 @@ from inflight.http.dialects.ollama.api import OllamaApi
 from inflight.http.dialects.openai.api import OpenAIApi
 from inflight.http.dialects.openai.responses.store import ResponseStore
 from inflight.http.dispatcher import Dispatcher
-from inflight.http.embedding_runner import EmbeddingRunner
 from inflight.http.engine_front import open_front, with_statistics
 from inflight.http.engine_metrics import EngineMetrics
 from inflight.http.guard import Guard
 from inflight.http.metrics import ServerMetrics
 from inflight.http.model_names import ModelNames
 from inflight.http.page.feed import BatchFeed
+from inflight.http.pooled_runner import PooledRunner
 from inflight.http.rate_limit import RateLimit
-from inflight.http.sentence_files import find_pooling
+from inflight.http.sentence_files import find_activation, find_pooling
 from inflight.http.service import Service
 from inflight.http.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions
@@ -138,6 +138,7 @@ class OpenAIServer:
         )
         self._reasoning_parser = choose_reasoning_parser(options.reasoning_parser, self._tool_parser)
         self._vector_of = options.embedding_pooling or find_pooling(Path(config.gpt_model_path))
+        self._score_of = find_activation(Path(config.gpt_model_path))
         self._spans = open_spans(config.otlp_traces_endpoint, is_outermost=True)
         self._guard = Guard(
             ApiKeys.load(options.api_key_file),
@@ -195,13 +196,14 @@ class OpenAIServer:
             dispatcher=dispatcher,
             builder=CallBuilder(served, self._tokenizer, lambda: system_fingerprint(folders, front.description)),
             runner=CallRunner(dispatcher, threads, metrics, self._spans),
-            embedder=EmbeddingRunner(dispatcher, threads, metrics),
+            pooled=PooledRunner(dispatcher, threads, metrics),
             encoder=self._encoder,
             tokenizer=self._tokenizer,
             names=ModelNames(options.model_names, config.gpt_model_path, config.lora_dir),
             guard=self._guard,
             threads=threads,
             vector_of=self._vector_of,
+            score_of=self._score_of,
         )
         store = ResponseStore(options.max_stored_responses, options.max_stored_response_bytes)
         dialects: list[Dialect] = [

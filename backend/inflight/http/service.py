@@ -10,9 +10,10 @@ from inflight.executor.front.front import Front
 from inflight.http.call_builder import CallBuilder
 from inflight.http.call_runner import CallRunner
 from inflight.http.dispatcher import Dispatcher
-from inflight.http.embedding_runner import EmbeddingRunner
 from inflight.http.guard import Guard
 from inflight.http.model_names import ModelNames
+from inflight.http.pooled_runner import PooledRunner
+from inflight.http.sentence_files import Activation
 from inflight.http.text_threads import TextThreads
 from inflight.output_config import Pooling
 from inflight.request_limits import RequestLimits
@@ -27,7 +28,7 @@ class Service:
     dispatcher: Dispatcher
     builder: CallBuilder
     runner: CallRunner
-    embedder: EmbeddingRunner
+    pooled: PooledRunner
     encoder: PromptEncoder
     tokenizer: Tokenizer
     names: ModelNames
@@ -35,6 +36,8 @@ class Service:
     threads: TextThreads
     vector_of: Pooling = "mean"
     """How embeddings are made."""
+    score_of: Activation = "sigmoid"
+    """What becomes of a score that a network gives."""
 
     @property
     def limits(self) -> RequestLimits:

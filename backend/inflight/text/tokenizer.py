@@ -95,6 +95,14 @@ class Tokenizer:
         """Tokens of a piece of text, without added special tokens."""
         return self._encode(text, add_special_tokens=False)
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Tokens of two texts with the special tokens around them, and the place of the first one that the tokenizer
+        counts to the second text; 0 = it does not tell them apart."""
+        with _panics_as_errors():
+            encoding = self._backend.encode_batch_fast([(first, second)])[0]
+        types: list[int] = encoding.type_ids
+        return encoding.ids, types.index(1) if 1 in types else 0
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         with _panics_as_errors():
             # A batch of one, because `encode` holds the GIL until it ends: a megabyte of text would stop all threads.

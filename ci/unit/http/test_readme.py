@@ -6,6 +6,7 @@ from pathlib import Path
 
 from inflight.http.dialects.anthropic import fields as of_messages
 from inflight.http.dialects.ollama import fields as of_ollama
+from inflight.http.dialects.openai import rerank
 from inflight.http.dialects.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
 from inflight.http.dialects.openai.responses import fields as of_responses
 from inflight.openai_options import SETTABLE, OpenAIOptions
@@ -29,6 +30,7 @@ def rows(first_column: str) -> list[list[str]]:
 def test_refused_fields() -> None:
     assert rows("field") == [[name, why] for name, (_, why) in REFUSED.items()]
     assert rows("field of a response") == [[name, why] for name, (_, why) in of_responses.REFUSED.items()]
+    assert rows("field of a rerank") == [[name, why] for name, why in rerank.REFUSED.items()]
     assert rows("field of a message") == [[name, why] for name, (_, why) in of_messages.REFUSED.items()]
     assert rows("field of a text") == [[name, why] for name, (_, why) in of_ollama.REFUSED.items()]
 
@@ -43,5 +45,6 @@ def test_settings() -> None:
 
 def test_every_field_is_named() -> None:
     bodies = (ChatBody, CompletionBody, of_responses.ResponseBody, of_messages.MessagesBody, of_ollama.Options)
+    bodies = (*bodies, rerank.RerankBody, rerank.ScoreBody)
     names = {name for body in bodies for name in body.__struct_fields__} - {*WELL_KNOWN.split()} - {*ACCEPTED_UNUSED}
     assert sorted(name for name in names if f"`{name}`" not in REFERENCE) == []

@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors
 
 from inflight.errors import ConfigurationError
 from inflight.text.byte_tokens import alphabet
@@ -49,6 +49,26 @@ BOUNDED = [
     lambda: fake_tokenizer.sentencepiece_tokenizer()._backend,
     lambda: fake_tokenizer.gemma_tokenizer()._backend,
 ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair", ["[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", "[CLS] $A [SEP] [SEP] $B [SEP]"], ids=["with types", "without"]
+)
+def test_a_pair_is_what_transformers_makes_of_it(pair: str) -> None:
+    import transformers  # noqa: PLC0415 - the other tests here need not wait for it
+
+    backend = byte_level()
+    backend.add_special_tokens(["[CLS]", "[SEP]"])
+    special = [(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=special)
+    whole = transformers.PreTrainedTokenizerFast(tokenizer_object=backend)
+    for first, second in (("the one", "other"), ("a", "the the")):
+        expected = whole(first, second, return_token_type_ids=True)
+        ids, start = Tokenizer(backend, []).encode_pair(first, second)
+        assert ids == expected["input_ids"]
+        types = [int(start > 0 and index >= start) for index in range(len(ids))]
+        assert types == expected["token_type_ids"]
 
 
 @pytest.mark.slow

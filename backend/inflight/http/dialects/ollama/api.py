@@ -16,7 +16,8 @@ from inflight.http.dialects.body import decode_body
 from inflight.http.dialects.ollama.asks import OF_CHAT, WORDS, chat_ask, generate_ask
 from inflight.http.dialects.ollama.fields import ChatBody, EmbedBody, GenerateBody
 from inflight.http.dialects.ollama.rendering import rendering
-from inflight.http.embeddings import embedding_requests
+from inflight.http.embeddings import WORDS as OF_INPUT
+from inflight.http.embeddings import embedding_requests, unit_vectors
 from inflight.http.endpoint import Handler, send_json
 from inflight.http.rendering import Rendering
 from inflight.http.service import Service
@@ -104,14 +105,14 @@ class OllamaApi:
                     [*given], body.dimensions, self._service.served, limits, adapter, self._service.vector_of
                 )
 
-            vectors, num_tokens = await self._service.embedder.run(
-                build, tenant, receive, num_bytes=len(data), dimensions=body.dimensions
+            rows, num_tokens = await self._service.pooled.run(
+                build, tenant, receive, num_bytes=len(data), words=OF_INPUT
             )
             return await send_json(
                 send,
                 {
                     "model": model,
-                    "embeddings": [vector.tolist() for vector in vectors],
+                    "embeddings": [vector.tolist() for vector in unit_vectors(rows, body.dimensions)],
                     "total_duration": round((time.monotonic() - began) * 1e9),
                     "load_duration": 0,
                     "prompt_eval_count": num_tokens,

@@ -27,10 +27,11 @@ from inflight.http.dialects.openai.fields import (
     check_stream_options,
 )
 from inflight.http.dialects.openai.models import ModelsApi
+from inflight.http.dialects.openai.rerank import RerankApi
 from inflight.http.dialects.openai.responses.api import ResponsesApi
 from inflight.http.dialects.openai.responses.store import ResponseStore
 from inflight.http.dialects.openai.stream import StreamedAnswer
-from inflight.http.embeddings import embedding_requests
+from inflight.http.embeddings import WORDS, embedding_requests, unit_vectors
 from inflight.http.endpoint import Handler, send_json
 from inflight.http.rendering import Rendering
 from inflight.http.service import Service
@@ -52,6 +53,7 @@ class OpenAIApi:
         self.error_form = in_openais_form
         self._service = service
         self._models = ModelsApi(service, allows_lora_updates=allows_lora_updates)
+        self._rerank = RerankApi(service)
         self._responses = ResponsesApi(service, store)
 
     def paths(self) -> dict[str, dict[str, Handler]]:
@@ -62,6 +64,7 @@ class OpenAIApi:
             "/tokenize": {"POST": self._tokenize},
             "/detokenize": {"POST": self._detokenize},
             **self._models.paths(),
+            **self._rerank.paths(),
             **self._responses.paths(),
         }
 
@@ -106,9 +109,8 @@ class OpenAIApi:
                     prompts, body.dimensions, service.served, service.limits, adapter, service.vector_of
                 )
 
-            vectors, num_tokens = await service.embedder.run(
-                build, tenant, receive, num_bytes=len(data), dimensions=body.dimensions
-            )
+            rows, num_tokens = await service.pooled.run(build, tenant, receive, num_bytes=len(data), words=WORDS)
+            vectors = unit_vectors(rows, body.dimensions)
             return await send_json(send, answer(vectors, model, body.encoding_format, num_tokens))
 
     # -- tokens --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import msgspec
 from inflight.asking.ask import Prompt
 from inflight.http.api_error import invalid
 from inflight.http.dialects.openai.prompts import split_prompts
-from inflight.http.embeddings import Vector
+from inflight.http.pooled_rows import Row
 
 ENCODINGS = ("float", "base64")
 
@@ -30,7 +30,7 @@ def prompts_of(body: EmbeddingBody) -> list[Prompt]:
     return split_prompts(body.input, "input")
 
 
-def answer(vectors: list[Vector], model: str, encoding: str | None, num_tokens: int) -> dict[str, Any]:
+def answer(vectors: list[Row], model: str, encoding: str | None, num_tokens: int) -> dict[str, Any]:
     """The body of the response."""
     data = [
         {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
@@ -40,7 +40,7 @@ def answer(vectors: list[Vector], model: str, encoding: str | None, num_tokens: 
     return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
-def _encoded(vector: Vector, encoding: str | None) -> list[float] | str:
+def _encoded(vector: Row, encoding: str | None) -> list[float] | str:
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()

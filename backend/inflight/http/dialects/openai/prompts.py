@@ -16,7 +16,7 @@ def split_prompts(given: str | list[str | int | list[int]], field: str = "prompt
         raise invalid(f"{field} is empty: give at least one character or token", field)
     if all(isinstance(each, int) for each in given):
         return [[each for each in given if isinstance(each, int)]]
-    prompts = [each for each in given if isinstance(each, str | list)]
+    prompts: list[Prompt] = [each for each in given if isinstance(each, str | list)]
     if len({type(each) for each in given}) > 1 or len(prompts) < len(given):
         raise invalid(f"{field} must be a text, a list of texts, a list of token ids or a list of such lists", field)
     if len(prompts) > MAX_PROMPTS:

@@ -1,4 +1,4 @@
-"""Sends texts to the engine, and collects their vectors while the client waits."""
+"""Sends prompts to the engine of which it gives a vector or scores, and collects these while the client waits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Callable
 
 from starlette.types import Receive
 
+from inflight.asking.refusal import Words
 from inflight.http.dispatcher import Dispatcher, Mailbox
-from inflight.http.embeddings import Vector, collect_vectors
 from inflight.http.metrics import ServerMetrics
+from inflight.http.pooled_rows import Row, collect_rows
 from inflight.http.respond import watch
 from inflight.http.text_threads import TextThreads
 from inflight.request import Request
 
 
-class EmbeddingRunner:
+class PooledRunner:
     def __init__(self, dispatcher: Dispatcher, threads: TextThreads, metrics: ServerMetrics) -> None:
         self._dispatcher = dispatcher
         self._threads = threads
@@ -27,10 +28,10 @@ class EmbeddingRunner:
         receive: Receive,
         *,
         num_bytes: int,
-        dimensions: int | None,
-    ) -> tuple[list[Vector], int]:
-        """The vectors of the requests that `build` makes, on a text thread, and their tokens. Raises as `build` and
-        `collect_vectors` do. For `tenant` and `num_bytes` see CallRunner."""
+        words: Words,
+    ) -> tuple[list[Row], int]:
+        """The rows of the requests that `build` makes, on a text thread, and their tokens. Raises as `build` and
+        `collect_rows` do. For `tenant` and `num_bytes` see CallRunner, for `words` Call."""
         mailbox = Mailbox(self._dispatcher, tenant)
 
         def prepare() -> tuple[list[int], int]:
@@ -41,10 +42,10 @@ class EmbeddingRunner:
             ids, num_tokens = await self._threads.run(num_bytes, prepare)
             watching = watch(receive, mailbox)
             try:
-                vectors = await collect_vectors(mailbox, ids, dimensions)
+                rows = await collect_rows(mailbox, ids, words)
             finally:
                 watching.cancel()
         finally:
             mailbox.close()
         self._metrics.count_tokens(num_tokens, 0)
-        return vectors, num_tokens
+        return rows, num_tokens
