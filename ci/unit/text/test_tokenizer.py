@@ -56,7 +56,7 @@ BOUNDED = [
     "pair", ["[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", "[CLS] $A [SEP] [SEP] $B [SEP]"], ids=["with types", "without"]
 )
 def test_a_pair_is_what_transformers_makes_of_it(pair: str) -> None:
-    import transformers  # noqa: PLC0415 - the other tests here need not wait for it
+    import transformers
 
     backend = byte_level()
     backend.add_special_tokens(["[CLS]", "[SEP]"])
