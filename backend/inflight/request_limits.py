@@ -158,7 +158,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             offered = ", ".join(self.model_outputs)
             raise InvalidRequest(
                 f"this engine gives {self.pooled} of prompts and no tokens, and the request asks for none: name one of "
-                f"{offered} in additional_outputs, or send it to /v1/embeddings"
+                f"{offered} in additional_outputs, or send it to /v1/embeddings or /rerank"
             )
         for output in config.additional_model_outputs:
             if output.name != SCORES and not output.is_of_prompt:
