@@ -33,6 +33,10 @@ SMALLEST_SCALE = 2.0**-126
 """The smallest normal number of float32."""
 
 
+OLD_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Of names in the first checkpoints of BERT, and in many that were made of them -> as networks have them now."""
+
+
 class Checkpoint:
     """The open files of one checkpoint, as a context manager. All errors are ConfigurationErrors that name the file."""
 
@@ -43,7 +47,9 @@ class Checkpoint:
         self.is_read = is_read
         self._files: dict[str, Any] = {}
         self._read: set[str] = set()
-        self._file_of = self._locate()
+        self._old_names: dict[str, str] = {}
+        """In the files, of tensors that have other names here."""
+        self._file_of = self._by_new_names(self._locate())
         self._upload: Upload | None = None
         """Made for the first tensor on a GPU."""
         self._num_bytes = 0
@@ -205,7 +211,7 @@ class Checkpoint:
         if name not in self:
             raise self._missing(name)
         try:
-            return str(self._open(self._file_of[name]).get_slice(name).get_dtype())
+            return str(self._stored(name).get_dtype())
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
 
@@ -214,7 +220,7 @@ class Checkpoint:
         if name not in self:
             raise self._missing(name)
         try:
-            return tuple(self._open(self._file_of[name]).get_slice(name).get_shape())
+            return tuple(self._stored(name).get_shape())
         except SafetensorError as error:
             raise self._broken(self._file_of[name], error) from None
 
@@ -275,7 +281,7 @@ class Checkpoint:
     def _open_slice(self, name: str, dtypes: tuple[str, ...] = FLOAT_DTYPES) -> Any:
         file_name = self._file_of[name]
         try:
-            part = self._open(file_name).get_slice(name)
+            part = self._stored(name)
         except SafetensorError as error:
             raise self._broken(file_name, error) from None
         if part.get_dtype() not in dtypes:
@@ -284,6 +290,19 @@ class Checkpoint:
                 f"only {', '.join(dtypes)} weights are supported"
             )
         return part
+
+    def _stored(self, name: str) -> Any:
+        """The lazy slice of a tensor that is there. Raises SafetensorError."""
+        return self._open(self._file_of[name]).get_slice(self._old_names.get(name, name))
+
+    def _by_new_names(self, file_of: dict[str, str]) -> dict[str, str]:
+        for name in list(file_of):
+            for old, new in OLD_ENDINGS.items():
+                if name.endswith(old):
+                    now = name.removesuffix(old) + new
+                    self._old_names[now] = name
+                    file_of[now] = file_of.pop(name)
+        return file_of
 
     def _locate(self) -> dict[str, str]:
         """Tensor name -> file name."""

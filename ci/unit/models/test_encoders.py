@@ -5,10 +5,13 @@ float32, so that equality means the same network and not the same rounding.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from encoder_checkpoints import (
     CLASSES,
     MAX_POSITIONS,
@@ -19,6 +22,7 @@ from encoder_checkpoints import (
     token_ids,
     write_encoder,
 )
+from safetensors.torch import load_file, save_file
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 LENGTHS = (1, 2, 7, 19, MAX_POSITIONS)
@@ -63,6 +67,23 @@ def test_scores_are_transformers(engine: EncoderEngine, encoder: TinyEncoder) ->
         (tensor,) = results[number].tensors
         assert (tensor.name, tensor.array().shape) == ("scores", (1, 3))
         np.testing.assert_allclose(tensor.array()[0], encoder.scores(text, len(text) // 2), **CLOSE)
+
+
+def test_norms_of_old_checkpoints_are_called_gamma_and_beta(tmp_path: Path) -> None:
+    """As in the first of BERT, whose files hold both heads of its training, too."""
+    encoder = write_encoder(tmp_path, "BertForMaskedLM")
+    weights = load_file(tmp_path / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {re.sub("|".join(old), lambda found: old[found[0]], name): value for name, value in weights.items()}
+    assert sum("gamma" in name for name in renamed) > 6
+    renamed |= {"cls.seq_relationship.bias": torch.zeros(2), "bert.pooler.dense.bias": torch.zeros(64)}
+    save_file(renamed, tmp_path / "model.safetensors")
+    engine = EncoderEngine(tmp_path)
+    try:
+        found = engine.tensor(states_request(1, token_ids(11)))
+    finally:
+        engine.close()
+    np.testing.assert_allclose(found, encoder.states(token_ids(11)), **CLOSE)
 
 
 def test_layers_in_cpp_give_the_same_within_rounding(encoder: TinyEncoder) -> None:
