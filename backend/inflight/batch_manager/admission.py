@@ -49,10 +49,10 @@ class Admission:
 
     def room(self, num_missing: int) -> int:
         """Blocks for those that start. `num_missing`: what running sequences will still take at their longest."""
-        return self._kv_cache.num_free_blocks - self.num_reserved(num_missing)
+        return self._kv_cache.num_free_blocks - self.num_reserved(num_missing + self._kv_cache.window_shares.count)
 
     def num_reserved(self, num_missing: int) -> int:
-        """Blocks that are kept for running sequences which still lack so many at their longest."""
+        """Blocks that are kept for running sequences which may still take so many."""
         return 0 if self.may_pause else num_missing
 
     def find_prefix(self, sequence: Sequence, room: int) -> Prefix:
@@ -88,7 +88,7 @@ class Admission:
         length = sequence.max_length - 1
         if self.may_pause:
             length = min(length, len(sequence.token_ids) + 1)
-        return self._kv_cache.num_blocks_taken(length, prefix)
+        return self._kv_cache.num_blocks_taken(length, prefix, is_reserved=not self.may_pause)
 
     def _blocks_of_beams(self, group: BeamGroup) -> int:
         """Any beam may part from the others within the prompt's last block, so each counts as if it shared only what is

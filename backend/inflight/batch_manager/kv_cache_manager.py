@@ -27,6 +27,7 @@ from inflight.batch_manager.prefix_table import CachedBlock, PartialMatch, hash_
 from inflight.batch_manager.sequence import Sequence
 from inflight.batch_manager.sequence_states import SequenceStates
 from inflight.batch_manager.state_slots import StateSlots
+from inflight.batch_manager.window_shares import WindowShares
 from inflight.block_groups import MOST_AHEAD, BlockGroups
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.kv_cache_retention import Retention
@@ -74,6 +75,7 @@ class KVCacheManager:
             events=events,
             on_drop=None if state_slots is None else state_slots.forget,
         )
+        self.window_shares = WindowShares(self.groups, self._pool)
         self.states: SequenceStates | None = None
         if state_slots is not None:
             self.states = SequenceStates(
@@ -136,19 +138,24 @@ class KVCacheManager:
         """Most blocks that a sequence of so many tokens holds at a time."""
         return self.groups.most_held_of_all(num_tokens, self._max_num_tokens)
 
-    def num_blocks_taken(self, num_tokens: int, prefix: Prefix) -> int:
+    def num_blocks_taken(self, num_tokens: int, prefix: Prefix, *, is_reserved: bool = False) -> int:
         """Most free blocks that a sequence of `num_tokens` tokens takes, if it starts on `prefix`.
 
         A block that a running sequence holds costs nothing; a cached one that no sequence holds counts as free, and so
-        does one that is only copied from, until the step is launched.
+        does one that is only copied from, until the step is launched. `is_reserved`: with what has to be kept for the
+        time when it, or another, passes a block of a window that it shares, see WindowShares.
         """
-        groups, num_shared = self.groups, prefix.num_tokens // self.block_size
-        needed = self._pool.num_revived(_held(prefix.block_ids))
-        for group in range(len(groups)):
-            num_held = len(_held(prefix.block_ids[group :: len(groups)]))
+        groups, (num_shared, num_left) = self.groups, divmod(prefix.num_tokens, self.block_size)
+        needed = 0
+        for group, window in enumerate(groups.windows):
+            needed += groups.most_held(group, num_tokens, self._max_num_tokens)
+            if window and is_reserved:
+                needed += prefix.source is not None and num_left > 0  # the source's last block, until it is copied
+                continue
+            held = _held(prefix.block_ids[group :: len(groups)])
+            needed += self._pool.num_revived(held) - len(held)
             if prefix.source is not None:
-                num_held = num_shared - groups.first_needed(group, num_shared * groups.block_size)
-            needed += groups.most_held(group, num_tokens, self._max_num_tokens) - num_held
+                needed -= num_shared - groups.first_needed(group, num_shared * groups.block_size)
         if prefix.partial is not None and prefix.partial.block_id < self.num_blocks:
             needed += self._pool.num_revived([prefix.partial.block_id])
         return needed
@@ -267,7 +274,9 @@ class KVCacheManager:
         groups, num_tokens, held = self.groups, sequence.max_length - 1, len(sequence.block_ids) // len(self.groups)
         if not groups.have_windows:
             return (groups.num_blocks(num_tokens) - held) * len(groups)
-        at_once = MOST_AHEAD if is_decoding else self._max_num_tokens
+        # While it decodes, a token may be pending beside those of a step. It needs no further block: `most_held` counts
+        # one for what does not begin with a block.
+        at_once = min(MOST_AHEAD, self._max_num_tokens) if is_decoding else self._max_num_tokens
         return sum(
             max(groups.most_held(group, num_tokens, at_once) - held + passed, 0)
             for group, passed in enumerate(sequence.passed_blocks or [0] * len(groups))
@@ -295,6 +304,7 @@ class KVCacheManager:
                 # Nothing was sampled behind them, which would have failed: they may hold NaN.
                 self._pool.scrub(block_ids)
             self._pool.free(block_ids)
+            self.window_shares.drop(block_ids)
         return places
 
     def _num_tokens(self, block_ids: list[int]) -> int:
@@ -315,6 +325,7 @@ class KVCacheManager:
             sequence.block_hashes = source.block_hashes[:num_full]
         if num_left:
             sequence.tail_blocks = source.block_ids[border : border + len(self.groups)]
+            self.window_shares.add(self.window_shares.of(sequence.tail_blocks))
             self._pool.share(sequence.tail_blocks)
             sequence.num_computed_tokens += num_left
         if self.states is not None:
@@ -324,9 +335,11 @@ class KVCacheManager:
         """The sequence's `tail_blocks` were copied, or are not needed any more."""
         if sequence.tail_blocks:
             self._pool.free(sequence.tail_blocks)
+            self.window_shares.drop(self.window_shares.of(sequence.tail_blocks))
             sequence.tail_blocks = []
 
     def _start_on(self, sequence: Sequence, computed_blocks: list[int]) -> None:
+        self.window_shares.add(self.window_shares.of(computed_blocks))
         shared, num_groups = iter(self._pool.share(_held(computed_blocks))), len(self.groups)
         computed_blocks = [block_id if block_id == NO_BLOCK else next(shared) for block_id in computed_blocks]
         sequence.block_ids.extend(computed_blocks)
@@ -393,6 +406,7 @@ class KVCacheManager:
             self._pool.forget(_held(sequence.block_ids))
             self._forget_passed(sequence)
         self._pool.free(_held(sequence.block_ids))
+        self.window_shares.drop(self.window_shares.of(sequence.block_ids))
         self.drop_tail(sequence)
         if self.states is not None:
             self.states.free(sequence)
@@ -415,6 +429,7 @@ class KVCacheManager:
         """Raise AssertionError unless used + free = total and `sequences` hold exactly the used blocks."""
         held = [[*_held(sequence.block_ids), *sequence.tail_blocks] for sequence in sequences]
         self._pool.check(held)
+        self.window_shares.check(sequences)
         if self.states is not None:
             self.states.check(sequences)
 

@@ -30,7 +30,8 @@ def displaced_by(head: Sequence, batch: RunningBatch, admission: Admission, kv_c
             num_rows += len(members)
             reserved += sum(map(batch.num_missing, members))
             victims += members
-        num_free = room + admission.num_reserved(reserved) + kv_cache.num_freed_with(victims, prefix.block_ids)
+        given_up = admission.num_reserved(reserved + kv_cache.window_shares.num_lost_with(victims, prefix.block_ids))
+        num_free = room + given_up + kv_cache.num_freed_with(victims, prefix.block_ids)
         if num_rows >= len(head.members) and num_free >= num_needed:
             return count
     return 0

@@ -402,3 +402,7 @@ class Scheduler:
         assert self.num_paused == sum(sequence.status is SequenceStatus.PAUSED for sequence in waiting)
         assert not any(member.block_ids or member.row >= 0 for sequence in waiting for member in sequence.members)
         self._batch.check()
+        # What a beam is to copy its parent holds too, and passes only behind the copy: nothing is reserved for it.
+        tails = [beam.tail_blocks for leader in self._batch.sequences if leader.beams for beam in leader.members]
+        room = self._admission.room(self._batch.num_missing_blocks) + sum(map(len, tails))
+        assert self._admission.may_pause or room >= 0, "a block that was reserved is not there"

@@ -152,6 +152,19 @@ def test_the_worst_case_counts_the_prompts_blocks_once(policy: SchedulerPolicy) 
         assert_all_as_expected(harness, request)
 
 
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("length", [9, 12])
+@pytest.mark.parametrize("num_blocks", range(2, 10))
+def test_siblings_find_their_blocks_behind_those_of_a_window_that_they_share(
+    num_blocks: int, length: int, reuse: bool
+) -> None:
+    """A full one, or also the last of the prompt until it is copied."""
+    harness = Harness(windows=(3,), num_blocks=num_blocks, block_size=8, max_num_tokens=5, enable_reuse=reuse)
+    request = make_request(1, length, 20, num_return_sequences=4)
+    harness.serve(request)
+    assert_all_as_expected(harness, request)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("num_blocks", [6, 7, 9])

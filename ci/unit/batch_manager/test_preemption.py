@@ -110,6 +110,21 @@ def test_blocks_that_others_hold_too_are_not_counted_as_gained() -> None:
     assert_all_as_expected(harness)
 
 
+def test_what_was_reserved_because_a_block_of_a_window_is_shared_is_gained() -> None:
+    """Both hold the same block, and may hold 2 each at a time. Pausing one frees none, but 2 are not kept any more."""
+    prompt = list(range(9))
+    harness = preempting(windows=(3,), num_blocks=4, block_size=8, max_num_tokens=5, enable_reuse=True)
+    harness.serve(make_request(1, prompt, 1))
+    harness.submit(*(make_request(number, prompt, 20, seed=number, priority=0.1) for number in (2, 3)))
+    harness.step()
+    assert harness.scheduler.num_running == 2
+    harness.submit(make_request(4, list(range(50, 58)), 20, seed=4, priority=0.5))
+    harness.step()
+    assert (harness.scheduler.num_running, harness.scheduler.num_paused) == (2, 1)
+    harness.run_until_idle()
+    assert_all_as_expected(harness)
+
+
 def test_a_beam_search_is_displaced_as_a_whole() -> None:
     harness = preempting(max_batch_size=4, num_blocks=64)
     harness.submit(make_request(1, 4, 12, seed=1, priority=0.1, beam_width=3))

@@ -155,6 +155,19 @@ def test_worst_case_counts_a_shared_prefix_once() -> None:
     assert_all_as_expected(harness, list(harness.requests.values()))
 
 
+@pytest.mark.parametrize(("num_blocks", "num_running"), [(3, 1), (4, 2)])
+def test_worst_case_counts_a_shared_block_of_a_window_for_everyone(num_blocks: int, num_running: int) -> None:
+    """Whoever has passed it takes another one while it is still the other's: each may hold 2 blocks at a time."""
+    prefix = list(range(8))
+    harness = Harness(windows=(3,), num_blocks=num_blocks, block_size=8, max_num_tokens=5)
+    harness.serve(make_request(1, [*prefix, 40], 1))
+    harness.submit(make_request(2, [*prefix, 41], 20), make_request(3, [*prefix, 42], 20))
+    harness.step()
+    assert harness.scheduler.num_running == num_running
+    harness.run_until_idle()
+    assert_all_as_expected(harness, list(harness.requests.values()))
+
+
 def test_a_prefix_that_only_the_cache_remembers_is_not_room() -> None:
     prefix = list(range(32))
     harness = Harness(num_blocks=12, block_size=4, max_num_tokens=64, max_batch_size=4)
