@@ -190,7 +190,7 @@ class Served:
         self, ask: Ask, token_ids: list[int], limits: RequestLimits, shared: Shared, second_text_start: int
     ) -> Request:
         token_ids, max_tokens = _fitted(ask.limit, token_ids, limits)
-        if second_text_start >= len(token_ids):
+        if second_text_start and second_text_start >= len(token_ids):
             raise Refusal("prompt", "the first text of {0} leaves no room for the second one")
         try:
             request = Request(
