@@ -16,21 +16,25 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._max_text_bytes = max_text_bytes
 
-    def encode(self, prompt: Prompt, limits: RequestLimits, *, add_special_tokens: bool = True) -> list[int]:
-        """Raises Refusal: a text that cannot fit is refused before it is tokenised, which would take long."""
+    def encode(
+        self, prompt: Prompt, limits: RequestLimits, *, add_special_tokens: bool = True, is_cut: bool = False
+    ) -> list[int]:
+        """`is_cut`: whether what is too long is cut at its end, and not refused. Raises Refusal: a text that cannot fit
+        is refused before it is tokenised, which would take long."""
         if isinstance(prompt, TextPair):
             return self.encode_pair(prompt, limits)[0]
         if not isinstance(prompt, str):
             return prompt
         if not prompt:
             raise Refusal("prompt", "{0} is empty: give at least one character or token")
+        prompt = self._beginning(prompt, limits.max_input_len) if is_cut else prompt
         self._check_length(prompt, limits)
         encode = self._tokenizer.encode if add_special_tokens else self._tokenizer.encode_plain
         return encode(prompt)
 
     def encode_pair(self, pair: TextPair, limits: RequestLimits, *, is_cut: bool = False) -> tuple[list[int], int]:
-        """With the place where the second text begins, see Tokenizer. `is_cut`: whether what is too long is cut at its
-        end, and not refused. Raises Refusal."""
+        """With the place where the second text begins, see Tokenizer. `is_cut`: see `encode`, of the second text.
+        Raises Refusal."""
         if not pair.first or not pair.second:
             raise Refusal("prompt", "{0} holds an empty text: give at least one character")
         second = self._beginning(pair.second, limits.max_input_len) if is_cut else pair.second

@@ -79,14 +79,16 @@ class Served:
         if isinstance(ask.prompt, Chat):
             return self._prepare_chat(ask, ask.prompt, limits)
         shared = self._with_guide(self._shared(ask, limits, len(ask.prompt)), ask)
+        is_cut = bool(limits.pooled) and ask.limit.truncate_prompt_tokens is not None
         prompts = []
         for prompt in ask.prompt:
             start = 0
             if isinstance(prompt, TextPair):
-                is_cut = ask.limit.truncate_prompt_tokens is not None
                 token_ids, start = self._encoder.encode_pair(prompt, limits, is_cut=is_cut)
             else:
-                token_ids = self._encoder.encode(prompt, limits, add_special_tokens=ask.adds_special_tokens)
+                token_ids = self._encoder.encode(
+                    prompt, limits, add_special_tokens=ask.adds_special_tokens, is_cut=is_cut
+                )
             prompts.append(self._prompt(ask, token_ids, limits, shared, prompt, second_text_start=start))
         return self._prepared(prompts, shared, limits)
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from inflight.asking.prepared import engines_refusal
 from inflight.asking.refusal import Words
+from inflight.asking.vectors import Row, row_of
 from inflight.http.api_error import APIError, of_refusal, of_response
 from inflight.http.dispatcher import Mailbox
-from inflight.output_config import SCORES
-from inflight.scheduler_output import HIDDEN_STATES, POOLED
-
-Row = npt.NDArray[np.float32]
-"""A vector's features, or a score for each label."""
-NAMES = (HIDDEN_STATES, POOLED + HIDDEN_STATES, SCORES)
-"""Of the tensors whose first row is meant."""
 
 
 async def collect_rows(mailbox: Mailbox, request_ids: list[int], words: Words) -> list[Row]:
@@ -27,9 +18,8 @@ async def collect_rows(mailbox: Mailbox, request_ids: list[int], words: Words) -
         for response in await mailbox.take():
             if response.result is None:
                 raise of_response(response, of_refusal(engines_refusal(response.error_msg), words).param)
-            for tensor in response.result.tensors:
-                if tensor.name in NAMES:
-                    found[response.request_id] = tensor.array()[0]
+            if (row := row_of(response.result)) is not None:
+                found[response.request_id] = row
             if response.is_final and response.request_id not in found:
                 raise APIError(504, "the engine's time for this request was over, or it was shut down")
             if response.is_final:

@@ -7,12 +7,17 @@ from collections.abc import Callable
 from starlette.types import Receive
 
 from inflight.asking.refusal import Words
+from inflight.asking.vectors import Row
+from inflight.http.api_error import in_words
 from inflight.http.dispatcher import Dispatcher, Mailbox
 from inflight.http.metrics import ServerMetrics
-from inflight.http.pooled_rows import Row, collect_rows
+from inflight.http.pooled_rows import collect_rows
 from inflight.http.respond import watch
 from inflight.http.text_threads import TextThreads
 from inflight.request import Request
+
+OF_VECTORS: Words = {"prompt": "input", "adapter": "model"}
+"""Fields of an `Ask`, as bodies call them that ask for vectors."""
 
 
 class PooledRunner:
@@ -30,12 +35,14 @@ class PooledRunner:
         num_bytes: int,
         words: Words,
     ) -> tuple[list[Row], int]:
-        """The rows of the requests that `build` makes, on a text thread, and their tokens. Raises as `build` and
-        `collect_rows` do. For `tenant` and `num_bytes` see CallRunner, for `words` Call."""
+        """The rows of the requests that `build` makes, on a text thread, and their tokens. A
+        Refusal of `build` becomes an APIError; raises also what `collect_rows` does. For `tenant` and `num_bytes` see
+        CallRunner, for `words` Call."""
         mailbox = Mailbox(self._dispatcher, tenant)
 
         def prepare() -> tuple[list[int], int]:
-            requests = build()
+            with in_words(words):
+                requests = build()
             return mailbox.send(requests), sum(len(request.input_token_ids) for request in requests)
 
         try:

@@ -24,6 +24,7 @@ from inflight.asking.chat_renderer import ChatRenderer
 from inflight.asking.chat_template import ChatTemplate, read_json
 from inflight.asking.chats import Chats
 from inflight.asking.prompt_encoder import PromptEncoder
+from inflight.asking.sentence_files import find_activation, find_pooling
 from inflight.asking.served import Served
 from inflight.asking.tool_use import choose_reasoning_parser, choose_tool_parser
 from inflight.checkpoint_digest import system_fingerprint
@@ -52,7 +53,6 @@ from inflight.http.model_names import ModelNames
 from inflight.http.page.feed import BatchFeed
 from inflight.http.pooled_runner import PooledRunner
 from inflight.http.rate_limit import RateLimit
-from inflight.http.sentence_files import find_activation, find_pooling
 from inflight.http.service import Service
 from inflight.http.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inflight.asking.prompt_encoder import PromptEncoder
+from inflight.asking.sentence_files import Activation
 from inflight.asking.served import Served
 from inflight.executor.front.front import Front
 from inflight.http.call_builder import CallBuilder
@@ -13,7 +14,6 @@ from inflight.http.dispatcher import Dispatcher
 from inflight.http.guard import Guard
 from inflight.http.model_names import ModelNames
 from inflight.http.pooled_runner import PooledRunner
-from inflight.http.sentence_files import Activation
 from inflight.http.text_threads import TextThreads
 from inflight.output_config import Pooling
 from inflight.request_limits import RequestLimits

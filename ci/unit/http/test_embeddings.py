@@ -15,10 +15,10 @@ import openai
 import pytest
 from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server
 
+from inflight.asking.sentence_files import find_pooling
+from inflight.asking.vectors import of_length_1
 from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError
-from inflight.http.embeddings import of_length_1
-from inflight.http.sentence_files import find_pooling
 from inflight.request import Request
 from inflight.result import FinishReason, NamedTensor, Response, Result
 

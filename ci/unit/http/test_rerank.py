@@ -16,10 +16,10 @@ import tokenizers
 from fake_tokenizer import byte_tokenizer_with
 from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, openai_server
 
+from inflight.asking import scoring as scoring_module
+from inflight.asking.sentence_files import find_activation
 from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError
-from inflight.http import scores
-from inflight.http.sentence_files import find_activation
 from inflight.output_config import SCORES
 from inflight.request import Request
 from inflight.result import FinishReason, NamedTensor, Response, Result
@@ -191,7 +191,7 @@ def test_refusals(scoring: Running, path: str, body: dict[str, Any], param: str,
 def test_a_long_question_beside_many_documents_is_refused_before_it_is_read(
     scoring: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scores, "MAX_CHARS", 9)
+    monkeypatch.setattr(scoring_module, "MAX_CHARS", 9)
     error = scoring.post("/rerank", {"query": "abcd", "documents": ["a", "b"]}).json()["error"]
     assert error["message"] == "all pairs of texts have 10 characters, more than 9"
 

@@ -10,15 +10,15 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from inflight.asking.ask import Ask
+from inflight.asking.vectors import embedding_requests, unit_vectors
 from inflight.http.api_error import APIError, in_words
 from inflight.http.call import Call
 from inflight.http.dialects.body import decode_body
 from inflight.http.dialects.ollama.asks import OF_CHAT, WORDS, chat_ask, generate_ask
 from inflight.http.dialects.ollama.fields import ChatBody, EmbedBody, GenerateBody
 from inflight.http.dialects.ollama.rendering import rendering
-from inflight.http.embeddings import WORDS as OF_INPUT
-from inflight.http.embeddings import embedding_requests, unit_vectors
 from inflight.http.endpoint import Handler, send_json
+from inflight.http.pooled_runner import OF_VECTORS
 from inflight.http.rendering import Rendering
 from inflight.http.service import Service
 from inflight.lora import LoRARequest
@@ -106,7 +106,7 @@ class OllamaApi:
                 )
 
             rows, num_tokens = await self._service.pooled.run(
-                build, tenant, receive, num_bytes=len(data), words=OF_INPUT
+                build, tenant, receive, num_bytes=len(data), words=OF_VECTORS
             )
             return await send_json(
                 send,

@@ -9,6 +9,7 @@ from typing import TypeVar
 from starlette.types import Receive, Scope, Send
 
 from inflight.asking.tool_use import check_tools
+from inflight.asking.vectors import embedding_requests, unit_vectors
 from inflight.http.api_error import in_words, invalid
 from inflight.http.call import Call
 from inflight.http.call_builder import CallBuilder
@@ -31,8 +32,8 @@ from inflight.http.dialects.openai.rerank import RerankApi
 from inflight.http.dialects.openai.responses.api import ResponsesApi
 from inflight.http.dialects.openai.responses.store import ResponseStore
 from inflight.http.dialects.openai.stream import StreamedAnswer
-from inflight.http.embeddings import WORDS, embedding_requests, unit_vectors
 from inflight.http.endpoint import Handler, send_json
+from inflight.http.pooled_runner import OF_VECTORS
 from inflight.http.rendering import Rendering
 from inflight.http.service import Service
 from inflight.lora import LoRARequest
@@ -109,7 +110,7 @@ class OpenAIApi:
                     prompts, body.dimensions, service.served, service.limits, adapter, service.vector_of
                 )
 
-            rows, num_tokens = await service.pooled.run(build, tenant, receive, num_bytes=len(data), words=WORDS)
+            rows, num_tokens = await service.pooled.run(build, tenant, receive, num_bytes=len(data), words=OF_VECTORS)
             vectors = unit_vectors(rows, body.dimensions)
             return await send_json(send, answer(vectors, model, body.encoding_format, num_tokens))
 

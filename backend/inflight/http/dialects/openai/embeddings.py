@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from inflight.asking.ask import Prompt
+from inflight.asking.vectors import Row
 from inflight.http.api_error import invalid
 from inflight.http.dialects.openai.prompts import split_prompts
-from inflight.http.pooled_rows import Row
 
 ENCODINGS = ("float", "base64")
 

@@ -8,12 +8,14 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from inflight.asking.ask import TextPair
-from inflight.http.api_error import invalid, unsupported
+from inflight.asking.limit import Limit
+from inflight.asking.refusal import Words
+from inflight.asking.scoring import Scoring
+from inflight.http.api_error import in_words, invalid, unsupported
 from inflight.http.call import fresh_id
 from inflight.http.dialects.body import decode_body
 from inflight.http.dialects.openai.prompts import MAX_PROMPTS
 from inflight.http.endpoint import Handler, send_json
-from inflight.http.scores import Scoring
 from inflight.http.service import Service
 from inflight.request import Request
 
@@ -73,8 +75,8 @@ class RerankApi:
             body = decode_body(data, RerankBody)
             model, _ = service.names.find(body.model)
             texts = documents_of(body)
-            scoring = Scoring(service, [TextPair(body.query, text) for text in texts], OF_RERANK)
-            scores, num_tokens = await self._scores(scoring, body, tenant, receive, scoring.num_chars)
+            pairs = [TextPair(body.query, text) for text in texts]
+            scores, num_tokens = await self._scores(pairs, body, OF_RERANK, tenant, receive)
             order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
             shows_text = body.return_documents is not False
             results = [
@@ -96,8 +98,7 @@ class RerankApi:
             data = await service.guard.read_body(scope, receive)
             body = decode_body(data, ScoreBody)
             model, _ = service.names.find(body.model)
-            scoring = Scoring(service, pairs_of(body), OF_SCORE)
-            scores, num_tokens = await self._scores(scoring, body, tenant, receive, scoring.num_chars)
+            scores, num_tokens = await self._scores(pairs_of(body), body, OF_SCORE, tenant, receive)
             return await send_json(
                 send,
                 {
@@ -111,17 +112,20 @@ class RerankApi:
             )
 
     async def _scores(
-        self, scoring: Scoring, body: PairBody, tenant: int, receive: Receive, num_chars: int
+        self, pairs: list[TextPair], body: PairBody, words: Words, tenant: int, receive: Receive
     ) -> tuple[list[float], int]:
         """Of each pair, and the tokens of all requests."""
-        _, adapter = self._service.names.find(body.model)
-        words = OF_RERANK if isinstance(body, RerankBody) else OF_SCORE
+        service = self._service
+        _, adapter = service.names.find(body.model)
+        with in_words(words):
+            scoring = Scoring(pairs, service.served, service.limits, service.vector_of)
 
         def build() -> list[Request]:
-            return scoring.requests(adapter, body.truncate_prompt_tokens)
+            return scoring.requests(adapter, Limit(truncate_prompt_tokens=body.truncate_prompt_tokens))
 
-        rows, num_tokens = await self._service.pooled.run(build, tenant, receive, num_bytes=num_chars, words=words)
-        return scoring.scores(rows, is_raw=body.use_activation is False), num_tokens
+        rows, num_tokens = await service.pooled.run(build, tenant, receive, num_bytes=scoring.num_chars, words=words)
+        activation = "identity" if body.use_activation is False else service.score_of
+        return scoring.scores(rows, activation), num_tokens
 
 
 def documents_of(body: RerankBody) -> list[str]:

@@ -8,23 +8,26 @@ representations (arXiv 2205.13147) are made for.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
+from msgspec import structs
 
 from inflight.asking.ask import Ask, Prompt
 from inflight.asking.limit import Limit
-from inflight.asking.refusal import Words
+from inflight.asking.refusal import Refusal
 from inflight.asking.served import Served
 from inflight.asking.show import Show
-from inflight.http.api_error import in_words, invalid
-from inflight.http.pooled_rows import Row
 from inflight.lora import LoRARequest
-from inflight.output_config import AdditionalModelOutput, OutputConfig, Pooling
+from inflight.output_config import SCORES, AdditionalModelOutput, OutputConfig, Pooling
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
+from inflight.result import Result
 from inflight.sampling import Sampling
-from inflight.scheduler_output import HIDDEN_STATES
+from inflight.scheduler_output import HIDDEN_STATES, POOLED
 
-WORDS: Words = {"prompt": "input", "adapter": "model"}
-"""Fields of an `Ask`, as bodies call them that ask for vectors."""
+Row = npt.NDArray[np.float32]
+"""What the engine gives of a prompt in the place of tokens: a vector's features, or a score for each label."""
+NAMES = (HIDDEN_STATES, POOLED + HIDDEN_STATES, SCORES)
+"""Of the tensors whose first row is meant."""
 
 
 def embedding_requests(
@@ -35,28 +38,32 @@ def embedding_requests(
     adapter: LoRARequest | None,
     vector_of: Pooling,
     *,
-    truncate_prompt_tokens: int | None = None,
-    words: Words = WORDS,
+    limit: Limit | None = None,
 ) -> list[Request]:
-    """A request for each prompt. For `truncate_prompt_tokens` see Limit. Raises APIError."""
+    """A request for each prompt. `limit`: what it says of new tokens is not read. Raises Refusal."""
     if dimensions is not None and not 1 <= dimensions <= limits.hidden_size:
-        raise invalid(f"dimensions must be between 1 and {limits.hidden_size}, which this model has", "dimensions")
+        raise Refusal("dimensions", "{0} must be between 1 and {most}, which this model has", most=limits.hidden_size)
     if HIDDEN_STATES not in limits.model_outputs:
-        raise invalid("this model has no embeddings: its network offers no hidden states", "model")
+        raise Refusal("model", "this model has no embeddings: its network offers no hidden states")
     if not all(prompts):
-        raise invalid("input is empty: give at least one character or token", "input")
+        raise Refusal("prompt", "{0} is empty: give at least one character or token")
     # Where a token is generated behind the prompt, the prompt's last state is what it is sampled by.
     is_sampled = vector_of == "last" and not limits.pooled
     output = AdditionalModelOutput(name=HIDDEN_STATES, pooling=None if is_sampled else vector_of)
     ask = Ask(
         prompt=prompts,
         adapter=adapter,
-        limit=Limit(max_tokens=None if limits.pooled else 1, truncate_prompt_tokens=truncate_prompt_tokens),
+        limit=structs.replace(limit or Limit(), max_tokens=None if limits.pooled else 1),
         sampling=Sampling(temperature=0.0),
         show=Show(output=OutputConfig(additional_model_outputs=[output])),
     )
-    with in_words(words):
-        return [prompt.request for prompt in served.prepare(ask, limits).prompts]
+    return [prompt.request for prompt in served.prepare(ask, limits).prompts]
+
+
+def row_of(result: Result) -> Row | None:
+    """None if the result has none."""
+    rows: list[Row] = [tensor.array()[0] for tensor in result.tensors if tensor.name in NAMES]
+    return rows[0] if rows else None
 
 
 def unit_vectors(rows: list[Row], dimensions: int | None) -> list[Row]:

@@ -33,7 +33,7 @@ OLD_PREFIX, OLD_ENDING = "pooling_mode_", "_tokens"
 """Earlier versions write a truth value for each mode, such as pooling_mode_mean_tokens."""
 COMPUTED = ("Transformer", "Pooling", "Normalize")
 """Kinds of modules. The last gives each vector the length 1, which all of this server's have."""
-REMEDY = f"set embedding_pooling of the OpenAI server to {', '.join(get_args(Pooling))}"
+REMEDY = f"set embedding_pooling to {', '.join(get_args(Pooling))}"
 
 
 Activation = Literal["sigmoid", "identity"]

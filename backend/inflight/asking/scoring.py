@@ -1,0 +1,74 @@
+"""How well one text answers another: by a cross-encoder's score of both, else by the angle between their vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from inflight.asking.ask import Ask, Prompt, TextPair
+from inflight.asking.limit import Limit
+from inflight.asking.refusal import Refusal
+from inflight.asking.sentence_files import Activation
+from inflight.asking.served import Served
+from inflight.asking.show import Show
+from inflight.asking.vectors import Row, embedding_requests, unit_vectors
+from inflight.lora import LoRARequest
+from inflight.output_config import SCORES, AdditionalModelOutput, OutputConfig, Pooling
+from inflight.request import Request
+from inflight.request_limits import RequestLimits
+
+MAX_CHARS = 2**26
+"""Of all pairs: one long question is tokenised with each of many documents."""
+
+
+class Scoring:
+    """Of pairs that are asked for together. `num_chars`: of all their texts."""
+
+    def __init__(self, pairs: list[TextPair], served: Served, limits: RequestLimits, vector_of: Pooling) -> None:
+        """Raises Refusal."""
+        self._served = served
+        self._limits = limits
+        self._pairs = pairs
+        self._vector_of = vector_of
+        if limits.pooled == "scores" and limits.num_labels != 1:
+            raise Refusal(
+                "model",
+                "this model gives {count} scores of a pair, and none says how well one text answers the other",
+                count=limits.num_labels,
+            )
+        self.num_chars = sum(len(pair.first) + len(pair.second) for pair in pairs)
+        if self.num_chars > MAX_CHARS:
+            raise Refusal(
+                "prompt",
+                "all pairs of texts have {count} characters, more than {most}",
+                count=self.num_chars,
+                most=MAX_CHARS,
+            )
+        self._texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
+        """Each once: of which vectors are made, where no network reads both texts of a pair together."""
+
+    def requests(self, adapter: LoRARequest | None, limit: Limit) -> list[Request]:
+        """`limit`: see embedding_requests. Raises Refusal."""
+        if self._limits.pooled != "scores":
+            texts: list[Prompt] = [*self._texts]
+            return embedding_requests(texts, None, self._served, self._limits, adapter, self._vector_of, limit=limit)
+        ask = Ask(
+            prompt=[*self._pairs],
+            adapter=adapter,
+            limit=limit,
+            show=Show(output=OutputConfig(additional_model_outputs=[AdditionalModelOutput(name=SCORES)])),
+        )
+        return [prompt.request for prompt in self._served.prepare(ask, self._limits).prompts]
+
+    def scores(self, rows: Sequence[Row], activation: Activation) -> list[float]:
+        """Of each pair. `rows`: what the engine gives of `requests`. `activation`: of a network's scores; the cosine of
+        two vectors stays what it is."""
+        if self._limits.pooled != "scores":
+            vectors = dict(zip(self._texts, unit_vectors([*rows], None), strict=True))
+            return [float(np.dot(vectors[pair.first], vectors[pair.second])) for pair in self._pairs]
+        found = np.array([row[0] for row in rows], np.float64)
+        if activation == "sigmoid":
+            found = 0.5 * (1.0 + np.tanh(0.5 * found))  # which never overflows
+        scores: list[float] = found.tolist()
+        return scores
