@@ -28,9 +28,9 @@ pytestmark = pytest.mark.slow
 def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="run-"))  # a name that is short enough for a socket's address
     monkeypatch.setenv(RUN_DIRECTORY, str(path))
-    for program in ("server.start", "openai.engine_front"):  # later tests of this process read its log
+    for program in ("server.start", "http.engine_front"):  # later tests of this process read its log
         monkeypatch.setattr(f"inflight.{program}.start_logging", lambda *libraries: None)
-    for program in ("server.start", "openai.engine_front"):
+    for program in ("server.start", "http.engine_front"):
         monkeypatch.setattr(f"inflight.{program}.end_when_abandoned", lambda: None)
     yield path
     shutil.rmtree(path)
