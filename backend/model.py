@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import triton_python_backend_utils as pb_utils
 
 if TYPE_CHECKING:
-    from inflight.server.backend_server import BackendServer
-    from inflight.server.processing_server import ProcessingServer
+    from inflight.server.start import Server
 
 
 class TritonPythonModel:
@@ -28,7 +27,7 @@ class TritonPythonModel:
         from inflight.server.start import start_server
 
         try:
-            self._server: BackendServer | ProcessingServer = start_server(pb_utils, args)
+            self._server: Server = start_server(pb_utils, args)
         except InflightError as error:
             raise pb_utils.TritonModelException(str(error)) from None
 

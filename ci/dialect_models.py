@@ -14,13 +14,15 @@ sys.path.insert(0, str(ROOT / "backend"))
 
 from ci.page_part import with_part  # noqa: E402
 from inflight.metric_families import FAMILIES  # noqa: E402
-from inflight.server.tensors.dialect import MAX_PROMPTS, Dialect, InputTensor, OutputTensor  # noqa: E402
+from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor  # noqa: E402
 from inflight.server.tensors.dialects import (  # noqa: E402
+    EMBEDDING,
     ENSEMBLE,
     LLM,
     LLMAPI,
     POSTPROCESSING,
     PREPROCESSING,
+    RERANK,
     TENSORRT_LLM,
     TENSORRT_LLM_BLS,
     VLLM_MODEL,
@@ -38,9 +40,10 @@ MODELS = {
     "llmapi": {"tensorrt_llm": LLMAPI},
     "vllm": {VLLM_MODEL.name: VLLM_MODEL},
     "unary": {"llm_unary": LLM},
+    "embedding": {each.name: each for each in (EMBEDDING, RERANK)},
 }
 """API -> its models and their dialects."""
-UNARY = ("unary", PREPROCESSING.name, POSTPROCESSING.name)
+UNARY = ("unary", "embedding", PREPROCESSING.name, POSTPROCESSING.name)
 """APIs and models that are not decoupled: one response to each request."""
 WORDS = {
     "has_several_sequences": "`num_return_sequences` is above 1",
@@ -53,11 +56,16 @@ REQUEST_PARAMETERS = [
     ["those of `sampling_parameters`", "honoured by `vllm_model` if the tensor is not given"],
     [
         "`timeout`; of ours `request_priority`, `allotted_time_ms`, `cache_salt`",
-        "honoured by each model that generates",
+        "honoured by each model that generates, by `embedding` and by `rerank`",
     ],
     [
         f"`{REQUEST_TYPE}`, from other models `{REQUEST_TYPE_OF_MODELS}`: {', '.join(REQUEST_TYPES)}",
         "honoured by each model that generates; context_only by those with the output `context_phase_params`",
+    ],
+    [
+        "`dimensions`, `truncate`, `embedding_type`, `input_type`",
+        "honoured by `embedding`, and `truncate` by `rerank`, as the tensors; `embedding_type` refused unless it is "
+        "float, `input_type` refused",
     ],
     ["`Streaming` and all others", "ignored, as there"],
 ]
@@ -87,7 +95,7 @@ def config(name: str, dialect: Dialect, *, decoupled: bool) -> str:
         "# Made by python -m ci.dialect_models. The dialect's table says what each tensor means.",
         f'name: "{name}"',
         'backend: "inflight"',
-        f"max_batch_size: {MAX_PROMPTS if dialect.batched else 0}",
+        f"max_batch_size: {dialect.max_prompts if dialect.batched else 0}",
         f"model_transaction_policy {{ decoupled: {str(decoupled).lower()} }}",
         "instance_group [ { kind: KIND_CPU count: 1 } ]",
         "",
@@ -125,6 +133,8 @@ def tables() -> str:
             *_table(f"input of `{POSTPROCESSING.name}`", map(_input, POSTPROCESSING.inputs)),
             *_table("input of llmapi's `tensorrt_llm`", map(_input, LLMAPI.inputs)),
             *_table(f"input of `{VLLM_MODEL.name}`", map(_input, VLLM_MODEL.inputs)),
+            *_table("input of `embedding`", map(_input, EMBEDDING.inputs)),
+            *_table("input of `rerank`", map(_input, RERANK.inputs)),
             *_table("key of `sampling_parameters`", map(_parameter, PARAMETERS)),
             *_table("output", _outputs()),
             *_table("request parameter", iter(REQUEST_PARAMETERS)),
@@ -171,6 +181,8 @@ def _outputs() -> Iterator[list[str]]:
         ("`postprocessing`", POSTPROCESSING),
         ("llmapi", LLMAPI),
         ("`vllm_model`", VLLM_MODEL),
+        ("`embedding`", EMBEDDING),
+        ("`rerank`", RERANK),
     )
     told: list[OutputTensor] = []
     for _, dialect in models:

@@ -93,7 +93,7 @@ def serve(
         typer.Option(
             "--api",
             metavar="NAME,…",
-            help="Serve other backends' models too: tensorrtllm, llmapi, vllm, unary; or NAME-unary.",
+            help="Serve other backends' models too: tensorrtllm, llmapi, vllm, unary, embedding; or NAME-unary.",
         ),
     ] = None,
     model_repository: Annotated[Path | None, typer.Option(help="Serve this repository, not inflight's own.")] = None,

@@ -9,10 +9,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
+from inflight.output_config import Pooling
+from inflight.server.pooled import ASKS
 from inflight.server.self_unload import is_supervised
 from inflight.server.tensors.dialect import Dialect
 from inflight.server.tensors.dialects import DIALECTS
@@ -20,8 +22,7 @@ from inflight.server.tensors.dialects import DIALECTS
 if TYPE_CHECKING:
     from inflight.executor.front.front import Front
 
-ENGINE, DIALECT = "engine", "dialect"
-KEYS = (ENGINE, DIALECT)
+ENGINE, DIALECT, POOLING = "engine", "dialect", "embedding_pooling"
 
 SUPERVISED_SECONDS = 5.0
 """How long to wait for the engine under a supervisor, which loads dialect models after their engine. Without one,
@@ -34,6 +35,8 @@ class DialectModel:
 
     engine: str
     dialect: Dialect
+    vector_of: Pooling | None = None
+    """How a model that gives vectors makes them; None = as the checkpoint says."""
 
     @staticmethod
     def is_meant(parameters: Mapping[str, str]) -> bool:
@@ -43,15 +46,17 @@ class DialectModel:
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str], model_name: str) -> DialectModel:
         """Without the parameter `dialect` the model's name chooses. Raises ConfigurationError."""
-        for key in parameters:
-            if key not in KEYS:
-                near = difflib.get_close_matches(key, KEYS, 1)
-                hint = f"did you mean {near[0]}?" if near else f"a model with {ENGINE} takes only {DIALECT} besides"
-                raise ConfigurationError(f"{key} is no parameter of model {model_name}: {hint}")
         name = parameters.get(DIALECT) or model_name
+        others = (DIALECT, POOLING) if name in ASKS else (DIALECT,)
+        for key in parameters:
+            if key not in (ENGINE, *others):
+                near = difflib.get_close_matches(key, (ENGINE, *others), 1)
+                besides = " and ".join(others)
+                hint = f"did you mean {near[0]}?" if near else f"a model with {ENGINE} takes only {besides} besides"
+                raise ConfigurationError(f"{key} is no parameter of model {model_name}: {hint}")
         if name not in DIALECTS:
             raise ConfigurationError(f"{DIALECT} must be one of {', '.join(DIALECTS)}, got {name!r}")
-        return cls(engine=parameters[ENGINE], dialect=DIALECTS[name])
+        return cls(engine=parameters[ENGINE], dialect=DIALECTS[name], vector_of=_pooling(parameters.get(POOLING)))
 
     def find_engine_config(self) -> EngineConfig:
         """The configuration of the engine, once it serves. Raises ConfigurationError if it does not in time."""
@@ -67,3 +72,14 @@ class DialectModel:
         front = attach_executor(config, self.engine, on_engine_death=deaths.append)
         front.start()
         return front
+
+
+def _pooling(value: str | None) -> Pooling | None:
+    """Raises ConfigurationError."""
+    for pooling in get_args(Pooling):
+        if value == pooling:
+            found: Pooling = pooling
+            return found
+    if value:
+        raise ConfigurationError(f"{POOLING} must be one of {', '.join(get_args(Pooling))}, got {value!r}")
+    return None

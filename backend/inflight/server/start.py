@@ -11,14 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inflight.abandonment import end_when_abandoned
+from inflight.asking.prompt_encoder import PromptEncoder
+from inflight.asking.sentence_files import Activation, find_activation, find_pooling
+from inflight.asking.served import Served
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.hub.local_checkpoint import with_local_checkpoint
 from inflight.log_output import start_logging
 from inflight.numpy_check import check_numpy
+from inflight.output_config import Pooling
 from inflight.request_spans import open_spans
 from inflight.server.backend_server import BackendServer
 from inflight.server.dialect_model import DialectModel
+from inflight.server.pooled import ASKS, PooledModel
+from inflight.server.pooled_server import PooledServer
 from inflight.server.processing import PROCESSES
 from inflight.server.processing_server import ProcessingServer
 from inflight.server.read_limits import read_limits
@@ -32,7 +38,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | ProcessingServer:
+Server = BackendServer | ProcessingServer | PooledServer
+
+
+def start_server(pb_utils: Any, args: Mapping[str, str]) -> Server:
     """Read the configuration, launch the engine, start the threads. `args`: what tritonserver passes to initialize().
 
     Raises ConfigurationError with one sentence, or another InflightError if the engine does not start.
@@ -48,6 +57,8 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
     attached = DialectModel.from_parameters(parameters, name) if DialectModel.is_meant(parameters) else None
     if attached is None and name in PROCESSES:
         raise ConfigurationError(f"model {name} needs the parameter engine: the model whose tokenizer it uses")
+    if attached is None and name in ASKS:
+        raise ConfigurationError(f"model {name} needs the parameter engine: the model whose ranks it uses")
     if attached is not None:
         config = attached.find_engine_config()
     else:
@@ -55,6 +66,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
         config = EngineConfig.from_parameters(with_local_checkpoint(parameters, folder), folder)
     logging.getLogger("inflight").setLevel(config.log_level)
     dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect
+    vector_of, score_of = _pooling(attached, config)
     deaths: list[str] = []
     # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
     front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0, event_buffer_max_size=0)
@@ -65,7 +77,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
         executor = attached.attach(front_config, deaths)
     dialect = dialect.offering({output["name"] for output in model_config["output"]})
     is_unary = not model_config.get("model_transaction_policy", {}).get("decoupled", False)
-    server: BackendServer | ProcessingServer
+    server: Server
     if dialect.name in PROCESSES:
         server = ProcessingServer(
             pb_utils=pb_utils,
@@ -75,6 +87,21 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
             read_limits=read_limits(config, executor.limits, tokenizer),
             instance=args["model_instance_name"],
             is_unary=is_unary,
+        )
+    elif dialect.name in ASKS:
+        server = PooledServer(
+            pb_utils=pb_utils,
+            executor=executor,
+            dialect=dialect,
+            model=PooledModel(
+                served=Served(tokenizer, executor.generation_defaults, PromptEncoder(tokenizer, config.max_text_bytes)),
+                vector_of=vector_of,
+                score_of=score_of,
+            ),
+            read_limits=read_limits(config, executor.limits, tokenizer),
+            instance=args["model_instance_name"],
+            is_unary=is_unary,
+            cancellation_check_seconds=config.cancellation_check_period_ms / 1000,
         )
     else:
         server = BackendServer(
@@ -95,6 +122,15 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> BackendServer | Proc
     if attached is None:
         logger.info("engine %s: %s", name, executor.description.summary(executor.limits))
     return server
+
+
+def _pooling(attached: DialectModel | None, config: EngineConfig) -> tuple[Pooling, Activation]:
+    """How vectors are made and what becomes of scores; of models that give none, nobody reads it. Raises
+    ConfigurationError."""
+    if attached is None or attached.dialect.name not in ASKS:
+        return "mean", "identity"
+    folder = Path(config.gpt_model_path)
+    return attached.vector_of or find_pooling(folder), find_activation(folder)
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer:

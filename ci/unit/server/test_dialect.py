@@ -19,8 +19,9 @@ from inflight.prompt_tuning import EmbeddingTable
 from inflight.result import PerfMetrics
 from inflight.server.tensors.chunk import Chunk
 from inflight.server.tensors.client_request import ClientRequest
-from inflight.server.tensors.dialect import MAX_PROMPTS, Dialect, InputTensor, OutputTensor, TensorType
+from inflight.server.tensors.dialect import Dialect, InputTensor, OutputTensor, TensorType
 from inflight.server.tensors.dialects import DIALECTS, LLM
+from inflight.server.tensors.pooled import EMBEDDING, RERANK, Embedded, Ranked
 from inflight.server.tensors.processing import PREPROCESSING, Preprocessed
 from inflight.server.tensors.tensor_values import read_word_ids
 
@@ -55,7 +56,7 @@ def test_a_model_lists_the_tensors_of_its_dialect(model: str) -> None:
         listed = [(t.name, model_config_pb2.DataType.Name(t.data_type), tuple(t.dims)) for t in tensors]
         assert listed == [(t.name, t.dtype.config_name, t.dims) for t in table]
     assert all(tensor.optional for tensor in config.input)
-    assert config.max_batch_size == MAX_PROMPTS * DIALECTS[name].batched and config.backend == "inflight"
+    assert config.max_batch_size == DIALECTS[name].max_prompts * DIALECTS[name].batched and config.backend == "inflight"
 
 
 def test_every_dialect_has_a_model() -> None:
@@ -79,13 +80,17 @@ def test_config_is_complete_for_a_decoupled_backend(model_config) -> None:
     ]
 
 
+OF_OTHERS = {PREPROCESSING.name: Preprocessed, EMBEDDING.name: Embedded, RERANK.name: Ranked}
+"""What outputs are attributes of, where it is no Chunk."""
+
+
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 def test_tables_name_fields_that_exist(dialect: Dialect) -> None:
     client_fields = {field.name for field in fields(ClientRequest)}
     for tensor in dialect.inputs:
         assert tensor.field in client_fields or not tensor.field
         assert tensor.field or tensor.fills or tensor.reason, "what is refused or ignored has a reason"
-    source = Preprocessed if dialect is PREPROCESSING else Chunk(perf_metrics=PerfMetrics())
+    source = OF_OTHERS.get(dialect.name) or Chunk(perf_metrics=PerfMetrics())
     for output in dialect.outputs:
         assert attrgetter(output.value)(source) is not output
         assert not output.asked_by or hasattr(ClientRequest(), output.asked_by)

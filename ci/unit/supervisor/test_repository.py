@@ -373,7 +373,7 @@ class TestApis:
         ("names", "sentence"),
         [
             (("vlm",), "did you mean vllm"),
-            (("x",), "there are llmapi, tensorrtllm, unary, vllm"),
+            (("x",), "there are embedding, llmapi, tensorrtllm, unary, vllm"),
             (("vllm", "vllm-unary"), "both have a model vllm_model"),
             (("tensorrtllm", "llmapi"), "both have a model tensorrt_llm"),
             (("tensorrtllm",), "has a model ensemble already"),

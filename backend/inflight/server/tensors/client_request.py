@@ -26,6 +26,12 @@ class ClientRequest:
     """Token ids that are to become text: this is no prompt."""
     sequence_lengths: list[int] | None = None
     """How many of each of `sequences` count: the others are padding."""
+    passages: list[str] | None = None
+    """What is held against `text`, each by itself."""
+    dimensions: int | None = None
+    """So many features of a text's vector are answered."""
+    truncate: str | None = None
+    """Which end of a text is cut off that is too long: NONE, START or END."""
     max_tokens: int | None = None
     stream: bool = False
     stop: bool = False

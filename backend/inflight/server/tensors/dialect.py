@@ -30,8 +30,8 @@ Filler = Callable[[str, Array, ReadLimits], Mapping[str, Any]]
 
 
 MAX_PROMPTS = 64
-"""Of one request to a dialect with a batch dimension: max_batch_size in config.pbtxt, where an operator may change
-it."""
+"""Of one request to a dialect with a batch dimension that does not say another number: max_batch_size in config.pbtxt,
+where an operator may change it."""
 
 
 class TensorType(Enum):
@@ -183,6 +183,8 @@ class Dialect:
     """Groups of input names; a request that is no stop and no order must have exactly one of each group."""
     batched: bool = False
     """True: config.pbtxt has max_batch_size > 0, so every tensor has a leading dimension, the request's prompts."""
+    max_prompts: int = MAX_PROMPTS
+    """If it is batched."""
     unfinished: str = ""
     """The finish_reason of all chunks but the last."""
     defaults: tuple[Default, ...] = ()

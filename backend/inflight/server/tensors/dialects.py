@@ -2,7 +2,7 @@
 
 `llm` combines the tensor names of TensorRT-LLM's ensemble for text, those of its inner model for token ids, and what
 users of vLLM expect besides (min_p, finish_reason). No batch dimension: config.pbtxt has max_batch_size 0. The
-neighbours' own tables are in `trtllm`, `processing`, `llmapi` and `vllm`.
+neighbours' own tables are in `trtllm`, `processing`, `llmapi`, `vllm` and `pooled`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from inflight.server.tensors.entries import (
     single,
 )
 from inflight.server.tensors.llmapi import LLMAPI
+from inflight.server.tensors.pooled import EMBEDDING, RERANK
 from inflight.server.tensors.processing import POSTPROCESSING, PREPROCESSING
 from inflight.server.tensors.tensor_values import (
     read_numbers,
@@ -156,6 +157,8 @@ DIALECTS = {
         POSTPROCESSING,
         LLMAPI,
         VLLM_MODEL,
+        EMBEDDING,
+        RERANK,
     )
 }
 """By name. A model has the dialect that its parameter `dialect` names, or that has the model's own name."""

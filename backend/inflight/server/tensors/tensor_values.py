@@ -30,6 +30,8 @@ MAX_WORDS_BYTES = 16_384
 """Bytes of such a list: the memory of an automaton of stop words, and the time to tokenise the others, grow with it."""
 MAX_WORDS_TOKENS = 32_768
 """Tokens of such a list."""
+MAX_TEXTS = 1024
+"""Of a request, each of which is read by itself: as many as of one body of /v1/embeddings."""
 MAX_MATRIX_BYTES = 2**26
 """A request that has more does not fit into a message to the engine."""
 MAX_BATCH_BYTES = 2**26
@@ -130,6 +132,12 @@ def read_texts(name: str, array: Array, limits: ReadLimits) -> Value:
     """A list of texts as they are, shape [n] or [1, n]: another tensor's entries belong to them, one by one."""
     _check_row(name, array, None)
     return _words(name, array)
+
+
+def read_passages(name: str, array: Array, limits: ReadLimits) -> Value:
+    """Texts that are read each by itself, shape [n] or [1, n]."""
+    _check_row(name, array, MAX_TEXTS)
+    return [_text(name, value, limits.max_text_bytes) for value in array.reshape(-1)]
 
 
 def read_numbers(name: str, array: Array, limits: ReadLimits) -> Value:

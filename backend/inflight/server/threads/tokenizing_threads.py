@@ -85,12 +85,15 @@ class _Lane(Generic[Item]):
 
 
 def text_length(client: ClientRequest) -> int:
-    """Number of characters and token ids to process. Bad words count twice, because they are tokenised twice. Numbers
+    """Number of characters and token ids to process. Bad words count twice, because they are tokenised twice,
+    and a text counts for each passage. Numbers
     that the request brings count as the characters that take as long."""
     words = [*(client.stop_words or ()), *2 * (client.bad_words or []), *(client.embedding_bias_words or ())]
     tables = (client.prompt_embedding_table, client.prompt_embeds)
     num_bytes = sum(len(table.data) for table in tables if table is not None)
     num_bytes += 0 if client.lora_weights is None else client.lora_weights.nbytes
-    num_characters = len(client.text or "") + len(client.input_ids or ()) + sum(map(len, words))
+    passages = client.passages or ()
+    num_characters = len(client.text or "") * max(len(passages), 1) + sum(map(len, passages))
+    num_characters += len(client.input_ids or ()) + sum(map(len, words))
     num_characters += len(client.resume_token or "") + sum(map(len, client.sequences or ()))
     return num_characters + num_bytes // BYTES_PER_CHARACTER
