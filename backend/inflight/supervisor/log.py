@@ -25,7 +25,7 @@ HARMLESS = re.compile(r"CudaDriverHelper has not been initialized|Failed to init
 LOUD = re.compile(r"\b(ERROR|CRITICAL|FATAL)\b|^Traceback \(most recent call last\)")
 ABOUT_ENGINE = re.compile(
     r"[IW]\d{4} [^\]]*\binflight\."
-    r"(?:server\.start|openai\.serve|models\.compiled|runtime\.device|executor\.launchers\.external)\] "
+    r"(?:server\.start|http\.serve|models\.compiled|runtime\.device|executor\.launchers\.external)\] "
     r"(engine .+|the layers run in torch, .+|the checkpoint is in .+|no ranks serve .+)"
 )
 """What an engine is, why it is slower than it could be, that its type is not the checkpoint's, and that its ranks are
