@@ -38,7 +38,7 @@ def test_the_end_is_begun_once_the_last_supervisor_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[], None]
 ) -> None:
     monkeypatch.setenv(RUN_DIRECTORY, str(tmp_path))
-    for program in ("server.start", "openai.engine_front"):  # later tests of this process read its log
+    for program in ("server.start", "http.engine_front"):  # later tests of this process read its log
         monkeypatch.setattr(f"inflight.{program}.start_logging", lambda *libraries: None)
     supervisor, janitor = (Supervised(tmp_path, ["touch", "ended"]) for _ in range(2))
     start()

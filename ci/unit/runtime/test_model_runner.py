@@ -136,9 +136,14 @@ def test_an_empty_step(runner: ModelRunner) -> None:
 def test_close_finishes_what_was_launched(checkpoint: TinyCheckpoint, runner: ModelRunner) -> None:
     prompt, expected = checkpoint.prompt(7, 1)
     handle = launch(runner, first_step(prompt))
+    before = step_threads()  # of runners of other tests, too, which may not be closed
     runner.close()
     assert runner.collect(handle).token_ids == [expected]
-    assert not any(thread.name.startswith("inflight-step") for thread in threading.enumerate())
+    assert len(before - step_threads()) == 1
+
+
+def step_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("inflight-step")}
 
 
 def test_a_sequence_fills_max_seq_len(runner: ModelRunner, checkpoint: TinyCheckpoint) -> None:
