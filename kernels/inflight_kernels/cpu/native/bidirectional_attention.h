@@ -1,6 +1,6 @@
-// Attention of tokens to all of their own sequence, before and behind them, as prompt chunks have it over the cache: the
-// keys and values of as many sequences as the workspace has room for are packed as panels, then each work item is 32
-// queries of one head.
+// Attention of tokens to all of their own sequence, before and behind them, as prompt chunks have it over the cache:
+// the keys and values of as many sequences as the workspace has room for are packed as panels, then each work item is
+// 32 queries of one head.
 #pragma once
 
 #include "attention.h"
