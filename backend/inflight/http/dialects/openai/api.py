@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TypeVar
 
 from starlette.types import Receive, Scope, Send
@@ -42,7 +41,6 @@ from inflight.request_limits import RequestLimits
 from inflight.text.text_decoder import make_text_decoder
 
 BodyT = TypeVar("BodyT", ChatBody, CompletionBody)
-Build = Callable[[CallBuilder, BodyT, RequestLimits, str, "LoRARequest | None"], Call]
 MAX_DETOKENIZED = 2**20
 """Tokens of one body of /detokenize."""
 RENDERING = Rendering(WholeAnswer, StreamedAnswer)
@@ -72,21 +70,19 @@ class OpenAIApi:
     # -- generation ----------------------------------------------------------------------------------------------------
 
     async def _completions(self, scope: Scope, receive: Receive, send: Send) -> int:
-        return await self._generate(scope, receive, send, CompletionBody, completion_call)
+        return await self._generate(scope, receive, send, CompletionBody)
 
     async def _chat_completions(self, scope: Scope, receive: Receive, send: Send) -> int:
-        return await self._generate(scope, receive, send, ChatBody, chat_call)
+        return await self._generate(scope, receive, send, ChatBody)
 
-    async def _generate(
-        self, scope: Scope, receive: Receive, send: Send, kind: type[BodyT], build: Build[BodyT]
-    ) -> int:
+    async def _generate(self, scope: Scope, receive: Receive, send: Send, kind: type[BodyT]) -> int:
         began, service = time.monotonic(), self._service
         with service.guard.admitted(scope) as tenant:
             data = await service.guard.read_body(scope, receive)
             body = decode_body(data, kind)
             model, adapter = service.names.find(body.model)
             return await service.runner.run(
-                lambda: (build(service.builder, body, service.limits, model, adapter), RENDERING),
+                lambda: (call_of(service.builder, body, service.limits, model, adapter), RENDERING),
                 tenant,
                 scope,
                 receive,
@@ -160,40 +156,28 @@ class OpenAIApi:
         return "".join(map(decoder.push, body.tokens)) + decoder.flush()
 
 
-def chat_call(
-    builder: CallBuilder, body: ChatBody, limits: RequestLimits, model: str, adapter: LoRARequest | None
+def call_of(
+    builder: CallBuilder,
+    body: ChatBody | CompletionBody,
+    limits: RequestLimits,
+    model: str,
+    adapter: LoRARequest | None,
 ) -> Call:
     """Raises APIError."""
     check_fields(body)
     includes_usage = check_stream_options(body)
-    ask, words = chat_ask(body, limits, adapter)
+    if isinstance(body, ChatBody):
+        ask, words = chat_ask(body, limits, adapter)
+    else:
+        ask, words = completion_ask(body, limits, adapter)
     return builder.call(
         ask,
         words,
         limits,
         model,
-        id_prefix="chatcmpl-",
+        id_prefix="chatcmpl-" if isinstance(body, ChatBody) else "cmpl-",
         client_id=read_request_id(body.request_id),
         includes_usage=includes_usage,
-        shows_ids=bool(body.return_tokens_as_token_ids),
-    )
-
-
-def completion_call(
-    builder: CallBuilder, body: CompletionBody, limits: RequestLimits, model: str, adapter: LoRARequest | None
-) -> Call:
-    """Raises APIError."""
-    check_fields(body)
-    includes_usage = check_stream_options(body)
-    ask, words = completion_ask(body, limits, adapter)
-    return builder.call(
-        ask,
-        words,
-        limits,
-        model,
-        id_prefix="cmpl-",
-        client_id=read_request_id(body.request_id),
-        includes_usage=includes_usage,
-        scores_only=scores_only(body),
+        scores_only=isinstance(body, CompletionBody) and scores_only(body),
         shows_ids=bool(body.return_tokens_as_token_ids),
     )
