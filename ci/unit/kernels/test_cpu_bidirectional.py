@@ -114,8 +114,8 @@ def test_a_sequence_has_the_same_bits_alone_and_by_every_variant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x, borders = inputs(attention, dtype), [0, *torch.tensor(LENGTHS).cumsum(0).tolist()]
-    first_variant = next(other for of_type, other, _ in IN_ORDER_OF_FMA if of_type == dtype)
-    force(monkeypatch, None, first_variant)
+    first = next((instruction, variant) for of_type, variant, instruction in IN_ORDER_OF_FMA if of_type == dtype)
+    force(monkeypatch, *first)
     expected = attention.program(dtype)(x, batch_of(LENGTHS))
     force(monkeypatch, instruction, variant)
     program, threads = attention.program(dtype), torch.get_num_threads()
