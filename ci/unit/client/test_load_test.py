@@ -24,7 +24,7 @@ from inflight_client.load_test import (
     parse_sweep,
     run_load_test,
 )
-from inflight_client.load_test.perf_analyzer import PerfAnalyzer, failure_reason
+from inflight_client.load_test.perf_analyzer import MeasurementsLost, PerfAnalyzer, failure_reason
 from inflight_client.load_test.profile import read_level
 from inflight_client.load_test.prompts import Prompt, make_prompts
 from inflight_client.load_test.results import RequestTimeline, summarise
@@ -229,6 +229,16 @@ def test_a_run_without_measurements_is_an_error(
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(LoadTestError, match=words):
         PerfAnalyzer(tmp_path).run(ONE, url="x", model="llm", inputs=tmp_path / "inputs", timeout=timeout)
+
+
+@pytest.mark.parametrize("script", ["exit 0", "echo 'failed to find the requested model version'; exit 99"])
+def test_a_run_whose_measurements_are_lost_may_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    fake_perf_analyzer(tmp_path, script)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    with pytest.raises(MeasurementsLost):
+        PerfAnalyzer(tmp_path).run(ONE, url="x", model="llm", inputs=tmp_path / "inputs")
 
 
 def test_a_missing_perf_analyzer_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
