@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
