@@ -3,6 +3,7 @@ because it passed before, and the summary at the end of a run."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter, defaultdict
@@ -71,18 +72,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item: pytest.Item) -> tuple[bool, bool, bool]:
-        return (
-            item.get_closest_marker("long") is None,
-            not folder_of(item.path).startswith("L0_"),
-            item.path not in slow,
-        )
+        return is_short(item), not needs_server(item), item.path not in slow
 
     items.sort(key=place)
 
 
+def is_short(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is None
+
+
+def needs_server(item: pytest.Item) -> bool:
+    return folder_of(item.path).startswith("L0_")
+
+
+SHARED = pytest.StashKey[contextlib.ExitStack]()
+
+
 @pytest.fixture(scope="session")
-def server() -> Iterator[ServerProcess]:
+def shared_servers(pytestconfig: pytest.Config) -> Iterator[contextlib.ExitStack]:
+    """Ends the servers that were entered into it when no test follows that needs one: idle, four of them with all their
+    models take a core a tenth of its time."""
+    with contextlib.ExitStack() as stack:
+        pytestconfig.stash[SHARED] = stack
+        yield stack
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    shared = item.config.stash.get(SHARED, None)
+    if shared is not None and nextitem is not None and is_short(nextitem) and not needs_server(nextitem):
+        shared.close()
+
+
+@pytest.fixture(scope="session")
+def server(shared_servers: contextlib.ExitStack) -> ServerProcess:
     """A tritonserver with the default model and the models of every API, for all tests that leave it as it was."""
+    return shared_servers.enter_context(server_that_stays())
+
+
+@contextlib.contextmanager
+def server_that_stays() -> Iterator[ServerProcess]:
     from server_process import ServerProcess
 
     with ServerProcess(apis=["tensorrtllm", "vllm", "unary"]) as running:

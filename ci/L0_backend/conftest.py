@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def fake_engine(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def narrow_server() -> Iterator[ServerProcess]:
+def narrow_server(shared_servers: ExitStack) -> ServerProcess:
     """One request at a time, one waiting, and a small KV cache."""
     parameters = {
         "max_batch_size": "1",
@@ -40,8 +41,7 @@ def narrow_server() -> Iterator[ServerProcess]:
         "max_tokens_in_paged_kv_cache": "512",
         "worker_heartbeat_timeout_ms": "600000",  # a test holds its ranks
     }
-    with ServerProcess(parameters=parameters) as running:
-        yield running
+    return shared_servers.enter_context(ServerProcess(parameters=parameters))
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ a real server sends them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,8 @@ TOY_REPOSITORY = Path(__file__).parent / "toy_repository"
 
 
 @pytest.fixture(scope="session")
-def toy_server() -> Iterator[ServerProcess]:
-    with ServerProcess(model_repository=TOY_REPOSITORY) as server:
-        yield server
+def toy_server(shared_servers: ExitStack) -> ServerProcess:
+    return shared_servers.enter_context(ServerProcess(model_repository=TOY_REPOSITORY))
 
 
 @pytest.fixture

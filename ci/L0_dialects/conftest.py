@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "default_model.json"
 
 
 @pytest.fixture(scope="session")
-def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def second_server(shared_servers: ExitStack, tmp_path_factory: pytest.TempPathFactory) -> ServerProcess:
     """One whose models may be unloaded by everybody, for tests that do so and bring them back. The models of
     TensorRT-LLM's API are not decoupled here; in an operator's own repository stand that of llmapi, with another name,
     and an ensemble of theirs."""
@@ -37,8 +38,7 @@ def second_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPr
     apis = ["vllm", "tensorrtllm-unary"]
     (repository / OF_STEPS / "1").mkdir(parents=True)
     (repository / OF_STEPS / "config.pbtxt").write_text(ensemble.config())
-    with ServerProcess(model_repository=repository, apis=apis, open_apis=True) as running:
-        yield running
+    return shared_servers.enter_context(ServerProcess(model_repository=repository, apis=apis, open_apis=True))
 
 
 @pytest.fixture
