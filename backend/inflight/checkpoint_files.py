@@ -25,11 +25,14 @@ VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.j
 """Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
 TEMPLATES = "additional_chat_templates"
 MODULES = "modules.json"
-"""Which parts sentence-transformers makes a model's vectors with. This and the next are read by OpenAI's server."""
+"""Which parts sentence-transformers makes a model's vectors with. This and the next two are read by who answers with
+vectors."""
 POOLING = "1_Pooling/config.json"
+PROMPTS = "config_sentence_transformers.json"
 SMALL_FILES = (
     MODULES,
     POOLING,
+    PROMPTS,
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

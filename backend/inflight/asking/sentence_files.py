@@ -1,7 +1,9 @@
 """What sentence-transformers' files in a checkpoint say of the vectors and scores that are made of its outputs.
 
     modules.json              the parts of the model, each with its folder: the network, then pooling, then lengths of 1
-    1_Pooling/config.json     which hidden states are a vector
+    1_Pooling/config.json     which hidden states are a vector, and whether those of a prompt count
+    config_sentence_transformers.json
+                              prompts: what stands before a text, by name
     config.json               what becomes of a cross-encoder's score, beside the network's own values
 
 Formats: https://www.sbert.net/docs/package_reference/sentence_transformer/modules.html
@@ -14,7 +16,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
-from inflight.checkpoint_files import CONFIG, MODULES, POOLING
+from inflight.asking.text_prompts import TextPrompts
+from inflight.checkpoint_files import CONFIG, MODULES, POOLING, PROMPTS
 from inflight.errors import ConfigurationError
 from inflight.output_config import Pooling
 from inflight.text.safe_text import safe_text
@@ -33,6 +36,8 @@ OLD_PREFIX, OLD_ENDING = "pooling_mode_", "_tokens"
 """Earlier versions write a truth value for each mode, such as pooling_mode_mean_tokens."""
 COMPUTED = ("Transformer", "Pooling", "Normalize")
 """Kinds of modules. The last gives each vector the length 1, which all of this server's have."""
+OF_ONE_TOKEN: tuple[Pooling, ...] = ("cls", "last")
+"""Poolings that take one state, which is the same whether or not those of a prompt are left out."""
 REMEDY = f"set embedding_pooling to {', '.join(get_args(Pooling))}"
 
 
@@ -46,6 +51,11 @@ OLD_ACTIVATION = "sbert_ce_default_activation_function"
 class Module(msgspec.Struct, frozen=True):
     type: str
     """Name of a class, with its package."""
+
+
+class PromptSettings(msgspec.Struct, frozen=True):
+    prompts: dict[str, str] | None = None
+    default_prompt_name: str | None = None
 
 
 def find_pooling(folder: Path) -> Pooling:
@@ -83,6 +93,28 @@ def find_activation(folder: Path) -> Activation:
             f"{CONFIG} of the checkpoint asks for {safe_text(name)} of scores; {known} is computed here"
         )
     return ACTIVATIONS[name]
+
+
+def find_prompts(folder: Path, *, is_pooling_set: bool) -> TextPrompts:
+    """None where the checkpoint has no such file. `is_pooling_set`: the operator has said how vectors are made; that
+    holds for the tokens of prompts, too. Raises ConfigurationError."""
+    settings = _read(folder / PROMPTS, PromptSettings) or PromptSettings()
+    prompts, default = settings.prompts or {}, settings.default_prompt_name
+    if default is not None and default not in prompts:
+        raise ConfigurationError(
+            f"{PROMPTS} of the checkpoint has no prompt of the name that its default_prompt_name is: "
+            f"{safe_text(default)}"
+        )
+    are_pooled = is_pooling_set or not prompts or _pools_prompts(folder)
+    return TextPrompts(by_name=prompts, default_name=default, are_pooled=are_pooled)
+
+
+def _pools_prompts(folder: Path) -> bool:
+    """Whether a vector is what it would be without this, or made of the prompt's tokens, too."""
+    given = (_read(folder / POOLING, dict[str, Any]) or {}).get("include_prompt", True)
+    if not isinstance(given, bool):
+        raise ConfigurationError(f"include_prompt in {POOLING} of the checkpoint is neither true nor false")
+    return given or find_pooling(folder) in OF_ONE_TOKEN
 
 
 def _modes(config: dict[str, Any]) -> list[str]:
