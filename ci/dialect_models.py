@@ -63,9 +63,9 @@ REQUEST_PARAMETERS = [
         "honoured by each model that generates; context_only by those with the output `context_phase_params`",
     ],
     [
-        "`dimensions`, `truncate`, `embedding_type`, `input_type`",
+        "`dimensions`, `truncate`, `prompt_name`, `input_type`, `embedding_type`",
         "honoured by `embedding`, and `truncate` by `rerank`, as the tensors; `embedding_type` refused unless it is "
-        "float, `input_type` refused",
+        "float",
     ],
     ["`Streaming` and all others", "ignored, as there"],
 ]

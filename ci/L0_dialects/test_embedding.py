@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from tokenizers import models, pre_tokenizers, processors
 TEXTS = ["a cab", "bead", "a face faded"]
 QUERY = "bad cafe"
 LETTERS = " abcdef"
+PROMPTS = {"query": "fade ", "passage": "bed "}
+"""What the checkpoint has to stand before texts; none is its default."""
 
 
 def write_tokenizer(folder: Path) -> tokenizers.Tokenizer:
@@ -67,6 +70,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("encoder")
     encoder = write_encoder(folder, "BertForSequenceClassification", num_labels=1)
     tokenizer = write_tokenizer(folder)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
     with ServerProcess(checkpoint=folder, apis=["embedding"], parameters={"dtype": "float32"}) as server:
         yield Served(server, encoder, tokenizer)
 
@@ -96,6 +100,22 @@ def test_the_first_features_as_a_tensor_and_as_a_parameter(served: Served) -> No
     as_parameter = served.infer(grpcclient, "embedding", inputs, parameters={"dimensions": 8, "truncate": "none"})
     for answer in (as_tensor, as_parameter):
         np.testing.assert_allclose(answer.as_numpy("embeddings"), expected, rtol=1e-3, atol=1e-4)
+
+
+@protocols
+def test_each_text_may_stand_behind_a_prompt_of_the_checkpoint(served: Served, protocol: Any) -> None:
+    inputs = {"text": rows(TEXTS), "input_type": rows(["query", "passage", "search_query"])}
+    answer = served.infer(protocol, "embedding", inputs)
+    behind = [PROMPTS[name] + text for name, text in zip(["query", "passage", "query"], TEXTS, strict=True)]
+    expected = [served.vector(text) for text in behind]
+    np.testing.assert_allclose(answer.as_numpy("embeddings"), expected, rtol=1e-3, atol=1e-4)
+    assert answer.as_numpy("token_count").tolist() == [served.num_tokens(text) for text in behind]
+    plain = served.infer(protocol, "embedding", {"text": rows(behind)})
+    assert answer.as_numpy("embeddings").tobytes() == plain.as_numpy("embeddings").tobytes()
+    by_name = served.infer(protocol, "embedding", {"text": rows(TEXTS[:1])}, parameters={"prompt_name": "query"})
+    assert by_name.as_numpy("embeddings").tobytes() == answer.as_numpy("embeddings")[:1].tobytes()
+    with pytest.raises(Exception, match="no such prompt: it has query, passage"):
+        served.infer(protocol, "embedding", {"text": rows(TEXTS)}, parameters={"prompt_name": "document"})
 
 
 @protocols

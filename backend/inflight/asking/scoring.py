@@ -1,4 +1,5 @@
-"""How well one text answers another: by a cross-encoder's score of both, else by the angle between their vectors."""
+"""How well one text answers another: by a cross-encoder's score of both, else by the angle between their vectors, of
+question and answer with what the model wants before each."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from inflight.asking.refusal import Refusal
 from inflight.asking.sentence_files import Activation
 from inflight.asking.served import Served
 from inflight.asking.show import Show
+from inflight.asking.text_prompts import TextPrompts, check_kept
 from inflight.asking.vectors import Row, embedding_requests, unit_vectors
 from inflight.lora import LoRARequest
 from inflight.output_config import SCORES, AdditionalModelOutput, OutputConfig, Pooling
@@ -25,11 +27,17 @@ MAX_CHARS = 2**26
 class Scoring:
     """Of pairs that are asked for together. `num_chars`: of all their texts."""
 
-    def __init__(self, pairs: list[TextPair], served: Served, limits: RequestLimits, vector_of: Pooling) -> None:
+    def __init__(
+        self,
+        pairs: list[TextPair],
+        served: Served,
+        limits: RequestLimits,
+        vector_of: Pooling,
+        prompts: TextPrompts,
+    ) -> None:
         """Raises Refusal."""
         self._served = served
         self._limits = limits
-        self._pairs = pairs
         self._vector_of = vector_of
         if limits.pooled == "scores" and limits.num_labels != 1:
             raise Refusal(
@@ -37,7 +45,9 @@ class Scoring:
                 "this model gives {count} scores of a pair, and none says how well one text answers the other",
                 count=limits.num_labels,
             )
-        self.num_chars = sum(len(pair.first) + len(pair.second) for pair in pairs)
+        question, answer = ("", "") if limits.pooled == "scores" else prompts.of_pairs()
+        self._before = question + answer
+        self.num_chars = sum(len(self._before) + len(pair.first) + len(pair.second) for pair in pairs)
         if self.num_chars > MAX_CHARS:
             raise Refusal(
                 "prompt",
@@ -45,12 +55,17 @@ class Scoring:
                 count=self.num_chars,
                 most=MAX_CHARS,
             )
-        self._texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
+        # Pairs share texts, such as one long question: each is copied once.
+        firsts = {text: question + text for text in {pair.first for pair in pairs}}
+        seconds = {text: answer + text for text in {pair.second for pair in pairs}}
+        self._pairs = [TextPair(firsts[pair.first], seconds[pair.second]) for pair in pairs]
+        self._texts = list(dict.fromkeys(text for pair in self._pairs for text in (pair.first, pair.second)))
         """Each once: of which vectors are made, where no network reads both texts of a pair together."""
 
     def requests(self, adapter: LoRARequest | None, limit: Limit) -> list[Request]:
         """`limit`: see embedding_requests. Raises Refusal."""
         if self._limits.pooled != "scores":
+            check_kept(self._before, limit, self._limits)
             texts: list[Prompt] = [*self._texts]
             return embedding_requests(texts, None, self._served, self._limits, adapter, self._vector_of, limit=limit)
         ask = Ask(

@@ -16,6 +16,7 @@ from inflight.asking.limit import Limit
 from inflight.asking.refusal import Refusal
 from inflight.asking.served import Served
 from inflight.asking.show import Show
+from inflight.asking.text_prompts import ChosenPrompt, check_kept
 from inflight.lora import LoRARequest
 from inflight.output_config import SCORES, AdditionalModelOutput, OutputConfig, Pooling
 from inflight.request import Request
@@ -39,21 +40,25 @@ def embedding_requests(
     vector_of: Pooling,
     *,
     limit: Limit | None = None,
+    before: ChosenPrompt | None = None,
 ) -> list[Request]:
-    """A request for each prompt. `limit`: what it says of new tokens is not read. Raises Refusal."""
+    """A request for each prompt. `limit`: what it says of new tokens is not read. `before`: what stands before each
+    text; None = nothing, or it is part of the prompts. Raises Refusal."""
     if dimensions is not None and not 1 <= dimensions <= limits.hidden_size:
         raise Refusal("dimensions", "{0} must be between 1 and {most}, which this model has", most=limits.hidden_size)
     if HIDDEN_STATES not in limits.model_outputs:
         raise Refusal("model", "this model has no embeddings: its network offers no hidden states")
     if not all(prompts):
         raise Refusal("prompt", "{0} is empty: give at least one character or token")
+    limit, before = limit or Limit(), before or ChosenPrompt()
+    check_kept(before.text, limit, limits)
     # Where a token is generated behind the prompt, the prompt's last state is what it is sampled by.
     is_sampled = vector_of == "last" and not limits.pooled
     output = AdditionalModelOutput(name=HIDDEN_STATES, pooling=None if is_sampled else vector_of)
     ask = Ask(
-        prompt=prompts,
+        prompt=before.put_before(prompts),
         adapter=adapter,
-        limit=structs.replace(limit or Limit(), max_tokens=None if limits.pooled else 1),
+        limit=structs.replace(limit, max_tokens=None if limits.pooled else 1),
         sampling=Sampling(temperature=0.0),
         show=Show(output=OutputConfig(additional_model_outputs=[output])),
     )

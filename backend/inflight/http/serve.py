@@ -24,7 +24,7 @@ from inflight.asking.chat_renderer import ChatRenderer
 from inflight.asking.chat_template import ChatTemplate, read_json
 from inflight.asking.chats import Chats
 from inflight.asking.prompt_encoder import PromptEncoder
-from inflight.asking.sentence_files import find_activation, find_pooling
+from inflight.asking.sentence_files import find_activation, find_pooling, find_prompts
 from inflight.asking.served import Served
 from inflight.asking.tool_use import choose_reasoning_parser, choose_tool_parser
 from inflight.checkpoint_digest import system_fingerprint
@@ -137,8 +137,10 @@ class OpenAIServer:
             model_type=str(read_json(Path(config.gpt_model_path, CONFIG)).get("model_type")),
         )
         self._reasoning_parser = choose_reasoning_parser(options.reasoning_parser, self._tool_parser)
-        self._vector_of = options.embedding_pooling or find_pooling(Path(config.gpt_model_path))
-        self._score_of = find_activation(Path(config.gpt_model_path))
+        checkpoint, pooling = Path(config.gpt_model_path), options.embedding_pooling
+        self._vector_of = pooling or find_pooling(checkpoint)
+        self._score_of = find_activation(checkpoint)
+        self._text_prompts = find_prompts(checkpoint, is_pooling_set=bool(pooling))
         self._spans = open_spans(config.otlp_traces_endpoint, is_outermost=True)
         self._guard = Guard(
             ApiKeys.load(options.api_key_file),
@@ -204,6 +206,7 @@ class OpenAIServer:
             threads=threads,
             vector_of=self._vector_of,
             score_of=self._score_of,
+            text_prompts=self._text_prompts,
         )
         store = ResponseStore(options.max_stored_responses, options.max_stored_response_bytes)
         dialects: list[Dialect] = [

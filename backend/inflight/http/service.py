@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.sentence_files import Activation
 from inflight.asking.served import Served
+from inflight.asking.text_prompts import NO_PROMPTS, TextPrompts
 from inflight.executor.front.front import Front
 from inflight.http.call_builder import CallBuilder
 from inflight.http.call_runner import CallRunner
@@ -38,6 +39,8 @@ class Service:
     """How embeddings are made."""
     score_of: Activation = "sigmoid"
     """What becomes of a score that a network gives."""
+    text_prompts: TextPrompts = NO_PROMPTS
+    """What stands before texts whose embeddings are made."""
 
     @property
     def limits(self) -> RequestLimits:

@@ -14,6 +14,7 @@ from inflight.asking.refusal import Refusal
 from inflight.asking.scoring import Scoring
 from inflight.asking.sentence_files import Activation
 from inflight.asking.served import Served
+from inflight.asking.text_prompts import NO_PROMPTS, TextPrompts
 from inflight.asking.vectors import Row, embedding_requests, unit_vectors
 from inflight.errors import InvalidRequest
 from inflight.output_config import Pooling
@@ -21,6 +22,9 @@ from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.server.tensors.client_request import ClientRequest
 from inflight.server.tensors.pooled import EMBEDDING, RERANK, Embedded, Ranked
+
+WORDS = {"truncate_prompt_tokens": "truncate"}
+"""What both dialects call a field of `Ask`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,7 @@ class PooledModel:
     served: Served
     vector_of: Pooling
     score_of: Activation
+    prompts: TextPrompts = NO_PROMPTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +61,10 @@ def ask_vector(client: ClientRequest, model: PooledModel, limits: RequestLimits)
             None,
             model.vector_of,
             limit=_limit(client, limits),
+            before=model.prompts.chosen(client.prompt_name or None, client.input_type or None),
         )
     except Refusal as refusal:
-        raise InvalidRequest(refusal.said({"prompt": "text"})) from None
+        raise InvalidRequest(refusal.said(WORDS | {"prompt": "text"})) from None
 
     def answer(rows: list[Row]) -> Embedded:
         (vector,) = unit_vectors(rows, client.dimensions)
@@ -79,10 +85,11 @@ def ask_scores(client: ClientRequest, model: PooledModel, limits: RequestLimits)
         if not passage:
             raise InvalidRequest(f"passage {place} is empty: give at least one character")
     try:
-        scoring = Scoring([TextPair(query, each) for each in passages], model.served, limits, model.vector_of)
+        pairs = [TextPair(query, each) for each in passages]
+        scoring = Scoring(pairs, model.served, limits, model.vector_of, model.prompts)
         requests = scoring.requests(None, _limit(client, limits))
     except Refusal as refusal:
-        raise InvalidRequest(refusal.said({"prompt": "passage"})) from None
+        raise InvalidRequest(refusal.said(WORDS | {"prompt": "passage"})) from None
 
     def answer(rows: list[Row]) -> Ranked:
         return Ranked(

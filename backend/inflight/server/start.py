@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from inflight.abandonment import end_when_abandoned
 from inflight.asking.prompt_encoder import PromptEncoder
-from inflight.asking.sentence_files import Activation, find_activation, find_pooling
+from inflight.asking.sentence_files import Activation, find_activation, find_pooling, find_prompts
 from inflight.asking.served import Served
+from inflight.asking.text_prompts import NO_PROMPTS, TextPrompts
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.hub.local_checkpoint import with_local_checkpoint
@@ -66,7 +67,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> Server:
         config = EngineConfig.from_parameters(with_local_checkpoint(parameters, folder), folder)
     logging.getLogger("inflight").setLevel(config.log_level)
     dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect
-    vector_of, score_of = _pooling(attached, config)
+    vector_of, score_of, prompts = _sentence_files(attached, config)
     deaths: list[str] = []
     # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
     front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0, event_buffer_max_size=0)
@@ -97,6 +98,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> Server:
                 served=Served(tokenizer, executor.generation_defaults, PromptEncoder(tokenizer, config.max_text_bytes)),
                 vector_of=vector_of,
                 score_of=score_of,
+                prompts=prompts,
             ),
             read_limits=read_limits(config, executor.limits, tokenizer),
             instance=args["model_instance_name"],
@@ -124,13 +126,14 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> Server:
     return server
 
 
-def _pooling(attached: DialectModel | None, config: EngineConfig) -> tuple[Pooling, Activation]:
-    """How vectors are made and what becomes of scores; of models that give none, nobody reads it. Raises
-    ConfigurationError."""
+def _sentence_files(attached: DialectModel | None, config: EngineConfig) -> tuple[Pooling, Activation, TextPrompts]:
+    """How vectors are made, what becomes of scores and what stands before texts; of models that give none, nobody reads
+    it. Raises ConfigurationError."""
     if attached is None or attached.dialect.name not in ASKS:
-        return "mean", "identity"
+        return "mean", "identity", NO_PROMPTS
     folder = Path(config.gpt_model_path)
-    return attached.vector_of or find_pooling(folder), find_activation(folder)
+    prompts = find_prompts(folder, is_pooling_set=attached.vector_of is not None)
+    return attached.vector_of or find_pooling(folder), find_activation(folder), prompts
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer:

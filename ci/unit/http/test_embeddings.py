@@ -222,6 +222,104 @@ def test_a_network_without_hidden_states_has_none(running: Running) -> None:
     assert "no hidden states" in response.json()["error"]["message"]
 
 
+PROMPTS = {"prompts": {"query": "find: ", "document": "", "Clustering": "kind: "}, "default_prompt_name": "Clustering"}
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """With prompts before texts."""
+    played, folder = engine(), checkpoint_folder(tmp_path_factory.mktemp("checkpoint"))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(PROMPTS))
+    with openai_server(played, folder) as url:
+        yield Running(url, played)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "before"),
+    [
+        ({"prompt_name": "query"}, "find: "),
+        ({"input_type": "query"}, "find: "),
+        ({"input_type": "search_query"}, "find: "),
+        ({"input_type": "passage"}, ""),
+        ({"input_type": "search_document"}, ""),
+        ({"prompt_name": "Clustering"}, "kind: "),
+        ({"input_type": "clustering"}, "kind: "),
+        ({}, "kind: "),
+    ],
+)
+def test_a_text_behind_its_prompt_has_the_vector_and_the_tokens_of_both_as_one_text(
+    prompted: Running, embedding: Running, chosen: dict[str, str], before: str
+) -> None:
+    texts = ["ab", "c"]
+    with (
+        openai.OpenAI(base_url=f"{prompted.url}/v1", api_key="none") as client,
+        openai.OpenAI(base_url=f"{embedding.url}/v1", api_key="none") as plain,
+    ):
+        found = client.embeddings.create(model="llm", input=texts, extra_body=chosen)
+        expected = plain.embeddings.create(model="llm", input=[before + text for text in texts])
+    assert [each.embedding for each in found.data] == [each.embedding for each in expected.data]
+    assert found.usage == expected.usage
+    assert found.usage.prompt_tokens == sum(len(before + text) for text in texts)
+
+
+def test_token_ids_have_no_prompt(prompted: Running) -> None:
+    found = prompted.post("/v1/embeddings", {"input": [97, 98]}).json()
+    assert found["usage"]["prompt_tokens"] == 2
+    assert prompted.post("/v1/embeddings", {"input": [97, 98], "input_type": "passage"}).status_code == 200
+    error = prompted.post("/v1/embeddings", {"input": [97, 98], "prompt_name": "query"}).json()["error"]
+    assert error["param"] == "prompt_name"
+    assert error["message"] == "prompt_name is for texts: input holds token ids, which are computed as they are"
+
+
+def test_what_texts_are_has_no_effect_on_a_model_without_prompts(embedding: Running) -> None:
+    for chosen in ({"input_type": "query"}, {"input_type": "passage"}):
+        assert embedding.post("/v1/embeddings", {"input": "ab", **chosen}).json()["usage"]["prompt_tokens"] == 2
+    assert embedding.post("/v1/embeddings", {"input": "ab", "prompt_name": "query"}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("chosen", "param", "sentence"),
+    [
+        ({"prompt_name": "passage"}, "prompt_name", "no such prompt: it has query, document, Clustering"),
+        ({"input_type": "classification"}, "input_type", "no such prompt: it has query, document, Clustering"),
+        ({"input_type": "image"}, "input_type", "input_type must be one of query, search_query, passage"),
+        ({"input_type": "query", "prompt_name": "query"}, "prompt_name", "both choose a prompt"),
+        ({"input": "", "input_type": "query"}, "input", "input is empty"),
+        ({"input": "x" * 506, "input_type": "query"}, "input", "maximum context length is 512 tokens"),
+    ],
+)
+def test_wrong_prompts(prompted: Running, chosen: dict[str, str], param: str, sentence: str) -> None:
+    response = prompted.post("/v1/embeddings", {"input": "a", **chosen})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert sentence in response.json()["error"]["message"]
+
+
+def test_prompts_that_vectors_leave_out_are_refused_by_name(tmp_path: Path) -> None:
+    played, folder = engine(), checkpoint_folder(tmp_path)
+    write_files(folder, {"pooling_mode": "mean", "include_prompt": False})
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS["prompts"]}))
+    with openai_server(played, folder) as url:
+        running = Running(url, played)
+        assert running.post("/v1/embeddings", {"input": "ab"}).json()["usage"]["prompt_tokens"] == 2
+        error = running.post("/v1/embeddings", {"input": "ab", "input_type": "query"}).json()["error"]
+    assert error["param"] == "input_type"
+    assert error["message"].startswith("the prompt query of this model is not supported: its checkpoint leaves")
+    with openai_server(engine(), folder, embedding_pooling="mean") as url:
+        found = Running(url, played).post("/v1/embeddings", {"input": "ab", "input_type": "query"}).json()
+    np.testing.assert_array_equal(np.array(found["data"][0]["embedding"], np.float32), mean(b"find: ab"))
+
+
+def test_ollamas_texts_stand_behind_the_default_prompt_which_is_never_cut(prompted: Running) -> None:
+    client = ollama.Client(host=prompted.url, trust_env=False)
+    found = client.embed("llm", ["ab"])
+    np.testing.assert_allclose(found.embeddings[0], mean(b"kind: ab"), rtol=1e-6)
+    assert found.prompt_eval_count == len("kind: ab")
+    client.embed("llm", "x" * 600)
+    assert bytes(prompted.engine.sent.input_token_ids) == b"kind: " + b"x" * 505
+    with pytest.raises(ollama.ResponseError, match="input is empty"):
+        client.embed("llm", "")
+
+
 def test_ollamas_embeddings_are_the_same_and_long_texts_are_cut(embedding: Running) -> None:
     client = ollama.Client(host=embedding.url, trust_env=False)
     found = client.embed("llm", ["ab", "x" * 600], dimensions=2)

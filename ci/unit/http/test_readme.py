@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from inflight.asking.text_prompts import INPUT_TYPES
 from inflight.http.dialects.anthropic import fields as of_messages
 from inflight.http.dialects.ollama import fields as of_ollama
 from inflight.http.dialects.openai import rerank
+from inflight.http.dialects.openai.embeddings import EmbeddingBody
 from inflight.http.dialects.openai.fields import ACCEPTED_UNUSED, REFUSED, ChatBody, CompletionBody
 from inflight.http.dialects.openai.responses import fields as of_responses
 from inflight.openai_options import SETTABLE, OpenAIOptions
@@ -35,6 +37,13 @@ def test_refused_fields() -> None:
     assert rows("field of a text") == [[name, why] for name, (_, why) in of_ollama.REFUSED.items()]
 
 
+def test_input_types() -> None:
+    told = {}
+    for types, prompts in rows("`input_type`"):
+        told |= dict.fromkeys(types.split("`, `"), tuple(prompts.split("`, `")))
+    assert told == INPUT_TYPES
+
+
 def test_settings() -> None:
     assert sorted(row[0] for row in rows("setting")) == sorted(SETTABLE)
     for name, shown, _ in rows("setting"):
@@ -45,6 +54,6 @@ def test_settings() -> None:
 
 def test_every_field_is_named() -> None:
     bodies = (ChatBody, CompletionBody, of_responses.ResponseBody, of_messages.MessagesBody, of_ollama.Options)
-    bodies = (*bodies, rerank.RerankBody, rerank.ScoreBody)
+    bodies = (*bodies, EmbeddingBody, rerank.RerankBody, rerank.ScoreBody)
     names = {name for body in bodies for name in body.__struct_fields__} - {*WELL_KNOWN.split()} - {*ACCEPTED_UNUSED}
     assert sorted(name for name in names if f"`{name}`" not in REFERENCE) == []

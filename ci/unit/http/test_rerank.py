@@ -151,6 +151,52 @@ def test_without_a_head_for_scores_texts_are_compared_by_their_vectors(tmp_path:
     assert {request.second_text_start for request in played.requests} == {0}
 
 
+def with_prompts(folder: Path) -> Path:
+    """A checkpoint whose file has them."""
+    checkpoint_folder(folder)
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "dd ", "passage": "ca "}}')
+    return folder
+
+
+@pytest.mark.parametrize("pooled", ["vectors", ""])
+def test_texts_that_are_compared_by_their_vectors_stand_behind_the_models_prompts(tmp_path: Path, pooled: str) -> None:
+    played = engine(pooled=pooled, num_labels=0, model_outputs=["hidden_states"])
+    with openai_server(played, with_prompts(tmp_path), embedding_pooling="mean") as url:
+        answer = Running(url, played).post("/rerank", {"query": "ab", "documents": ["c", "ab", "c"]}).json()
+        sent = [bytes(request.input_token_ids) for request in played.requests]
+        pair = Running(url, played).post("/score", {"text_1": "ab", "text_2": "ab"}).json()
+        cut = Running(url, played).post("/score", {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 9})
+    assert sent == [b"dd ab", b"ca c", b"ca ab"], "a text is another one as a question"
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, sent))
+    question = np.array([1, 1, 0, 2])
+    for text, counts in ((0, np.array([1, 0, 2, 0])), (1, np.array([2, 1, 1, 0]))):
+        found = next(each["relevance_score"] for each in answer["results"] if each["index"] == text)
+        cosine = question @ counts / np.linalg.norm(question) / np.linalg.norm(counts)
+        assert found == pytest.approx(cosine, abs=1e-6)
+    assert pair["data"][0]["score"] == pytest.approx(cosine, abs=1e-6)
+    if pooled:
+        assert cut.status_code == 200
+    else:
+        assert cut.json()["error"]["param"] == "truncate_prompt_tokens"
+        assert "without the prompt that stands before it" in cut.json()["error"]["message"]
+
+
+def test_a_cross_encoder_reads_its_texts_without_prompts(tmp_path: Path) -> None:
+    played = engine()
+    with openai_server(played, with_prompts(tmp_path), tokenizer=tokenizer()) as url:
+        client = cohere.ClientV2(api_key="none", base_url=url)
+        client.rerank(model="llm", query="ab", documents=["c"])
+    assert halves(played.sent) == (b"ab", b"c")
+
+
+def test_coheres_client_reranks_by_vectors_with_prompts(tmp_path: Path) -> None:
+    played = engine(pooled="vectors", num_labels=0, model_outputs=["hidden_states"])
+    with openai_server(played, with_prompts(tmp_path), embedding_pooling="mean") as url:
+        answer = cohere.ClientV2(api_key="none", base_url=url).rerank(model="llm", query="ab", documents=["c", "dd"])
+    assert [each.index for each in answer.results] == [1, 0]
+    assert [bytes(request.input_token_ids) for request in played.requests] == [b"dd ab", b"ca c", b"ca dd"]
+
+
 def test_what_is_too_long_is_refused_or_cut_at_its_end(tmp_path: Path) -> None:
     played = engine(max_seq_len=6, max_input_len=6)
     with openai_server(played, checkpoint_folder(tmp_path), tokenizer=tokenizer()) as url:
@@ -194,6 +240,17 @@ def test_a_long_question_beside_many_documents_is_refused_before_it_is_read(
     monkeypatch.setattr(scoring_module, "MAX_CHARS", 9)
     error = scoring.post("/rerank", {"query": "abcd", "documents": ["a", "b"]}).json()["error"]
     assert error["message"] == "all pairs of texts have 10 characters, more than 9"
+
+
+def test_prompts_count_among_the_characters_of_all_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = engine(pooled="vectors", num_labels=0, model_outputs=["hidden_states"])
+    body = {"query": "abcd", "documents": ["a", "b"]}
+    with openai_server(played, with_prompts(tmp_path), embedding_pooling="mean") as url:
+        monkeypatch.setattr(scoring_module, "MAX_CHARS", 10 + 12)
+        assert Running(url, played).post("/rerank", body).status_code == 200
+        monkeypatch.setattr(scoring_module, "MAX_CHARS", 10 + 11)
+        error = Running(url, played).post("/rerank", body).json()["error"]
+    assert error["message"] == "all pairs of texts have 22 characters, more than 21"
 
 
 def test_several_scores_of_a_pair_are_no_answer(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from waiting import until
 
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.served import Served
+from inflight.asking.text_prompts import NO_PROMPTS, TextPrompts
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
 from inflight.errors import ConfigurationError, QueueFull
@@ -74,7 +75,7 @@ def tokenizer() -> Tokenizer:
 class Asked:
     """A started PooledServer over an engine that the test plays."""
 
-    def __init__(self, dialect: Dialect, limits: dict[str, Any]) -> None:
+    def __init__(self, dialect: Dialect, limits: dict[str, Any], prompts: TextPrompts = NO_PROMPTS) -> None:
         self.executor = FakeExecutor()
         changed = msgspec.structs.replace(self.executor.limits, **{**LENGTHS, **limits})
         self.executor._replica_ready(changed, EngineDescription(device="cpu"), max_in_flight=0)
@@ -84,7 +85,7 @@ class Asked:
             pb_utils=pb,
             executor=self.executor,
             dialect=dialect,
-            model=PooledModel(served=served, vector_of="mean", score_of="sigmoid"),
+            model=PooledModel(served=served, vector_of="mean", score_of="sigmoid", prompts=prompts),
             read_limits=read_limits(EngineConfig(), changed, text),
             instance="embedding_0_0",
             is_unary=True,
@@ -134,8 +135,8 @@ def start() -> Iterator[Callable[..., Asked]]:
     """Starts a server; at the end each of its requests must have had one final response and no misuse."""
     started: list[Asked] = []
 
-    def start(dialect: Dialect, limits: dict[str, Any]) -> Asked:
-        started.append(Asked(dialect, limits))
+    def start(dialect: Dialect, limits: dict[str, Any], prompts: TextPrompts = NO_PROMPTS) -> Asked:
+        started.append(Asked(dialect, limits, prompts))
         return started[-1]
 
     yield start
@@ -183,6 +184,62 @@ def test_dimensions_as_a_tensor_and_as_a_parameter(start) -> None:
     by_parameter = asked.answer({"text": texts(["abccc"])}, parameters='{"dimensions": 2}')
     for found in (by_tensor, by_parameter):
         np.testing.assert_allclose(found["embeddings"], expected, rtol=1e-6)
+
+
+PROMPTS = TextPrompts(by_name={"query": "dd ", "document": "c "}, default_name="document")
+
+
+@pytest.mark.parametrize("limits", [ENCODER, DECODER], ids=["encoder", "decoder"])
+def test_a_prompt_before_each_text_by_its_name_or_by_what_the_text_is(start, limits: dict[str, Any]) -> None:
+    asked, plain = start(EMBEDDING, limits, PROMPTS), start(EMBEDDING, limits)
+    inputs = {"text": texts(["ab"], ["ab"], ["cca"])}
+    for chosen, parameters, befores in (
+        ({}, "{}", ("c ", "c ", "c ")),
+        ({}, '{"input_type": "query"}', ("dd ", "dd ", "dd ")),
+        ({}, '{"prompt_name": "query"}', ("dd ", "dd ", "dd ")),
+        ({"input_type": texts(["query"], ["passage"], [""])}, "{}", ("dd ", "c ", "c ")),
+        ({"prompt_name": texts(["document"], ["query"], [""])}, "{}", ("c ", "dd ", "c ")),
+    ):
+        found = asked.answer({**inputs, **chosen}, parameters=parameters)
+        both = [[before + text[0].decode()] for before, text in zip(befores, inputs["text"], strict=True)]
+        expected = plain.answer({"text": texts(*both)})
+        for name, tensor in expected.items():
+            np.testing.assert_array_equal(found[name], tensor)
+        assert found["token_count"].tolist() == [len(each) for (each,) in both]
+
+
+def test_without_prompts_what_a_text_is_has_no_effect(start) -> None:
+    inputs = {"text": texts(["ab"])}
+    found = start(EMBEDDING, ENCODER).answer(inputs, parameters='{"input_type": "query"}')
+    assert found["token_count"].tolist() == [2]
+
+
+def test_a_prompt_is_kept_where_a_text_is_cut(start) -> None:
+    asked = start(EMBEDDING, ENCODER, PROMPTS)
+    inputs = {"text": texts(["ab" * 30])}
+    assert "maximum context length" in asked.error({"text": texts(["ab" * 7])})
+    asked.send(inputs, parameters='{"truncate": "END", "input_type": "query"}')
+    (request,) = asked.play()
+    assert bytes(request.input_token_ids) == b"dd ab" + b"ab" * 5
+    sentence = start(EMBEDDING, DECODER, PROMPTS).error(inputs, parameters='{"truncate": "START"}')
+    assert "truncate is not supported here: this model keeps the end of a text that is too long" in sentence
+
+
+@pytest.mark.parametrize("limits", [ENCODER, DECODER], ids=["encoder", "decoder"])
+def test_queries_and_passages_have_their_own_prompts_where_vectors_are_compared(start, limits: dict[str, Any]) -> None:
+    asked = start(RERANK, limits, PROMPTS)
+    found = asked.answer({"query": texts(["ab"]), "passage": texts(["ab", "c"])})
+    question = unit(counts(b"dd ab"))
+    expected = [[question @ unit(counts(b"c ab")), question @ unit(counts(b"c c"))]]
+    np.testing.assert_allclose(found["scores"], expected, rtol=1e-6)
+    assert found["token_count"].tolist() == [5 + 4 + 3]
+
+
+def test_a_cross_encoder_reads_its_texts_without_prompts(start) -> None:
+    asked = start(RERANK, CROSS_ENCODER, PROMPTS)
+    asked.send({"query": texts(["ab"]), "passage": texts(["c"])})
+    (request,) = asked.play()
+    assert bytes(request.input_token_ids) == b"abc"
 
 
 def test_named_outputs_alone_are_sent(start) -> None:
@@ -238,7 +295,9 @@ def test_what_is_too_long_is_cut_where_the_network_may_be_cut(
         (EMBEDDING, {"text": texts(["ab"]), "dimensions": np.array([[5]], np.int32)}, "{}", "between 1 and 4"),
         (EMBEDDING, {"text": texts(["ab"])}, '{"dimensions": "2"}', "dimensions must be a whole number"),
         (EMBEDDING, {"text": texts(["ab"])}, '{"truncate": 1}', "truncate must be text"),
-        (EMBEDDING, {"text": texts(["ab"])}, '{"input_type": "query"}', "input_type is not supported: put what"),
+        (EMBEDDING, {"text": texts(["ab"])}, '{"input_type": 1}', "input_type must be text"),
+        (EMBEDDING, {"text": texts(["ab"])}, '{"input_type": "image"}', "input_type must be one of query, search_"),
+        (EMBEDDING, {"text": texts(["ab"]), "prompt_name": texts(["query"])}, "{}", "no such prompt: it has none"),
         (EMBEDDING, {"text": texts(["ab"])}, '{"embedding_type": "binary"}', "embedding_type must be float"),
         (EMBEDDING, {"text": texts(["ab"])}, '{"request_type": "context_only"}', "is about generated tokens"),
         (RERANK, {"query": texts([""]), "passage": texts(["a"])}, "{}", "query is empty"),

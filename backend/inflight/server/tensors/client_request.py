@@ -30,6 +30,11 @@ class ClientRequest:
     """What is held against `text`, each by itself."""
     dimensions: int | None = None
     """So many features of a text's vector are answered."""
+    prompt_name: str | None = None
+    """Of what the checkpoint has to stand before the text; empty, as by clients that fill every tensor, counts as
+    unset."""
+    input_type: str | None = None
+    """Chooses that by what the text is; empty counts likewise."""
     truncate: str | None = None
     """Which end of a text is cut off that is too long: NONE, START or END."""
     max_tokens: int | None = None

@@ -9,7 +9,7 @@ https://docs.nvidia.com/nim/nemo-retriever/text-reranking/latest/reference-grpc.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from inflight.server.tensors.entries import output, row, scalar
 from inflight.server.tensors.tensor_values import MAX_TEXTS, Array, read_passages
 
 FLOAT = "float"
-PREFIXES = "put what the checkpoint wants before a query or a passage into the text itself"
+TEXTS = ("truncate", "prompt_name", "input_type")
+"""Request parameters that are inputs, too, and text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +46,9 @@ class Ranked:
 
 def read_embedding_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """Raises InvalidRequest."""
-    if "input_type" in parameters:
-        raise InvalidRequest(f"input_type is not supported: {PREFIXES}")
     if parameters.get("embedding_type", FLOAT) != FLOAT:
         raise InvalidRequest(f"embedding_type must be {FLOAT}: vectors are float32 here")
-    values = read_truncate(parameters)
+    values = _texts(parameters, TEXTS)
     if "dimensions" in parameters:
         dimensions = parameters["dimensions"]
         if not isinstance(dimensions, int) or isinstance(dimensions, bool):
@@ -58,13 +57,17 @@ def read_embedding_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any
     return values
 
 
-def read_truncate(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def read_rerank_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """Raises InvalidRequest."""
-    if "truncate" not in parameters:
-        return {}
-    if not isinstance(parameters["truncate"], str):
-        raise InvalidRequest("truncate must be text")
-    return {"truncate": parameters["truncate"]}
+    return _texts(parameters, ("truncate",))
+
+
+def _texts(parameters: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    given = {name: parameters[name] for name in names if name in parameters}
+    for name, value in given.items():
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{name} must be text")
+    return given
 
 
 def _text(name: str) -> InputTensor:
@@ -80,7 +83,13 @@ EMBEDDING = Dialect(
     batched=True,
     max_prompts=MAX_TEXTS,
     required=(("text",),),
-    inputs=(_text("text"), scalar("dimensions", TensorType.INT32), TRUNCATE),
+    inputs=(
+        _text("text"),
+        scalar("dimensions", TensorType.INT32),
+        TRUNCATE,
+        scalar("prompt_name", TensorType.STRING),
+        scalar("input_type", TensorType.STRING),
+    ),
     outputs=(output("embeddings", TensorType.FP32, 1, "embeddings"), TOKEN_COUNT),
     read_parameters=read_embedding_parameters,
 )
@@ -95,5 +104,5 @@ RERANK = Dialect(
         output("logit", TensorType.FP32, 1, "logit"),
         TOKEN_COUNT,
     ),
-    read_parameters=read_truncate,
+    read_parameters=read_rerank_parameters,
 )

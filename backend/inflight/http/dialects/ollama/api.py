@@ -100,6 +100,8 @@ class OllamaApi:
             def build() -> list[Request]:
                 limits = self._service.limits
                 texts = [body.input] if isinstance(body.input, str) else body.input
+                before = self._service.text_prompts.chosen()
+                texts = [before.text + text if text else text for text in texts]
                 given = [text if body.truncate is False else self._cut(text, limits) for text in texts]
                 return embedding_requests(
                     [*given], body.dimensions, self._service.served, limits, adapter, self._service.vector_of

@@ -101,9 +101,14 @@ class OpenAIApi:
             model, adapter = service.names.find(body.model)
 
             def build() -> list[Request]:
-                prompts = prompts_of(body)
                 return embedding_requests(
-                    prompts, body.dimensions, service.served, service.limits, adapter, service.vector_of
+                    prompts_of(body),
+                    body.dimensions,
+                    service.served,
+                    service.limits,
+                    adapter,
+                    service.vector_of,
+                    before=service.text_prompts.chosen(body.prompt_name, body.input_type),
                 )
 
             rows, num_tokens = await service.pooled.run(build, tenant, receive, num_bytes=len(data), words=OF_VECTORS)

@@ -21,6 +21,10 @@ class EmbeddingBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     encoding_format: str | None = None
     dimensions: int | None = None
     user: str | None = None
+    prompt_name: str | None = None
+    """Of what the checkpoint has to stand before texts."""
+    input_type: str | None = None
+    """Chooses that by what the texts are."""
 
 
 def prompts_of(body: EmbeddingBody) -> list[Prompt]:

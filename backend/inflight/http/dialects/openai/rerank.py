@@ -118,7 +118,7 @@ class RerankApi:
         service = self._service
         _, adapter = service.names.find(body.model)
         with in_words(words):
-            scoring = Scoring(pairs, service.served, service.limits, service.vector_of)
+            scoring = Scoring(pairs, service.served, service.limits, service.vector_of, service.text_prompts)
 
         def build() -> list[Request]:
             return scoring.requests(adapter, Limit(truncate_prompt_tokens=body.truncate_prompt_tokens))
