@@ -44,7 +44,9 @@ def sums(values: Tensor, in_order: bool) -> Tensor:
 def test_the_last_program_finds_what_all_have_stored(device: torch.device) -> None:
     values = torch.randn(PIECES, PROGRAMS, device=device) * torch.logspace(-4, 4, PROGRAMS, device=device)
     first = sums(values, in_order=True)
-    torch.testing.assert_close(first, values.double().sum(1).float())
+    # Large values may cancel each other. What had not been stored yet would be no number.
+    rounding = torch.finfo(values.dtype).eps * values.abs().sum(1).max().item()
+    torch.testing.assert_close(first, values.double().sum(1).float(), rtol=0, atol=rounding)
     assert all(torch.equal(sums(values, in_order=True), first) for _ in range(5))
     # What is added as it comes has other bits in another order, so that the order was another one.
     assert not all(torch.equal(sums(values, in_order=False), sums(values, in_order=False)) for _ in range(5))
