@@ -62,8 +62,8 @@ class TextPrompts(msgspec.Struct, frozen=True, kw_only=True):
     computed."""
 
     def chosen(self, name: str | None = None, input_type: str | None = None) -> ChosenPrompt:
-        """`name`: a prompt's. `input_type`: one of INPUT_TYPES; it has no effect if the model has no prompts. Raises
-        Refusal."""
+        """`name`: a prompt's. `input_type`: one of INPUT_TYPES; it has no effect if the model has no prompts, and where
+        it has none for queries or for documents these have the default one. Raises Refusal."""
         if name is not None and input_type is not None:
             raise Refusal("prompt_name", "{0} and {1} both choose a prompt: give one of them", "input_type")
         if name is not None:
@@ -71,9 +71,10 @@ class TextPrompts(msgspec.Struct, frozen=True, kw_only=True):
         if input_type is not None and input_type not in INPUT_TYPES:
             known, given = ", ".join(INPUT_TYPES), safe_text(input_type)
             raise Refusal("input_type", "{0} must be one of {known}, got {given}", known=known, given=given)
-        if input_type is not None and self.by_name:
-            return self._named(INPUT_TYPES[input_type], "input_type", input_type)
-        return ChosenPrompt(self._default())
+        names = INPUT_TYPES.get(input_type or "", ())
+        if not names or not self.by_name or (names in (QUERY, DOCUMENT) and self._first(names) is None):
+            return ChosenPrompt(self._default())
+        return self._named(names, "input_type", input_type or "")
 
     def of_pairs(self) -> tuple[str, str]:
         """What stands before a question, and before what may answer it, as sentence-transformers' encode_query and

@@ -39,6 +39,9 @@ def test_names_types_and_defaults() -> None:
     assert with_default.chosen() == ChosenPrompt("p: ")
     assert with_default.chosen(input_type="query").text == "q: "
     assert TextPrompts().chosen(input_type="query") == TextPrompts().chosen() == ChosenPrompt()
+    of_queries = {"query": "q: "}
+    assert TextPrompts(by_name=of_queries).chosen(input_type="passage") == ChosenPrompt()
+    assert TextPrompts(by_name=of_queries, default_name="query").chosen(input_type="passage") == ChosenPrompt("q: ")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,12 @@ def test_names_types_and_defaults() -> None:
         (MODEL, "", None, "prompt_name is , and this model"),
         (MODEL, "a\n{0}", None, r"prompt_name is a\n{0}, and this model"),
         (TextPrompts(), "query", None, "this model has no such prompt: it has none"),
-        (TextPrompts(by_name={"query": "q"}), None, "passage", "input_type is passage, and this model has no such"),
+        (
+            TextPrompts(by_name={"query": "q"}),
+            None,
+            "clustering",
+            "input_type is clustering, and this model has no such",
+        ),
         (TextPrompts(), None, "image", "input_type must be one of query, search_query, passage, document, search_"),
         (MODEL, "query", "query", "prompt_name and input_type both choose a prompt: give one of them"),
     ],
