@@ -19,6 +19,8 @@ from inflight.http.page.feed import BatchFeed
 from inflight.http.page.index import HEADERS, INDEX
 from inflight.http.respond import STREAM_HEADERS
 
+OTHER = "other"
+"""What metrics count paths under that do not exist."""
 EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
@@ -28,7 +30,7 @@ class App:
     def __init__(
         self, dialects: Sequence[Dialect], *, front: Front, guard: Guard, metrics: ServerMetrics, feed: BatchFeed
     ) -> None:
-        """The first dialect's form have errors at paths that are no dialect's, too."""
+        """Errors at paths that no dialect has are in the form of the first, but below paths that are another's."""
         self._dialects = dialects
         self._front = front
         self._guard = guard
@@ -43,7 +45,10 @@ class App:
                 self._route(path, dict(methods), dialect.error_form) for path, methods in dialect.paths().items()
             ]
         every = dict.fromkeys(("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"), self._unknown_path)
-        return Router(routes, redirect_slashes=False, default=Endpoint("other", every, self._metrics, form))
+        for dialect in self._dialects:
+            unknown = Endpoint(OTHER, every, self._metrics, dialect.error_form)
+            routes += [Route(path + rest, unknown) for path in dialect.below for rest in ("", "/{rest:path}")]
+        return Router(routes, redirect_slashes=False, default=Endpoint(OTHER, every, self._metrics, form))
 
     def _own_paths(self) -> dict[str, dict[str, Handler]]:
         return {

@@ -13,5 +13,9 @@ class Dialect(Protocol):
     def error_form(self) -> ErrorForm:
         """In which its clients know errors."""
 
+    @property
+    def below(self) -> tuple[str, ...]:
+        """The paths that have only paths of its own below them, whether these exist or not."""
+
     def paths(self) -> Mapping[str, Mapping[str, Handler]]:
         """Path -> method -> what answers it."""

@@ -165,6 +165,24 @@ def test_a_stream_that_fails_ends_with_an_error(running: Running) -> None:
     assert json.loads(error) == {"type": "error", "error": {"type": "overloaded_error", "message": "the ranks died"}}
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("POST", "/v1/messages/batches", 404, "not_found_error"),
+        ("GET", "/v1/messages/batches/a/results", 404, "not_found_error"),
+        ("POST", "/v1/messages/", 404, "not_found_error"),
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+    ],
+)
+def test_errors_at_every_path_have_anthropics_form(
+    running: Running, method: str, path: str, status: int, kind: str
+) -> None:
+    response = CLIENT.request(method, running.url + path)
+    assert response.status_code == status
+    body = response.json()
+    assert (body["type"], sorted(body), body["error"]["type"]) == ("error", ["error", "type"], kind)
+
+
 def test_a_key_may_come_in_anthropics_header(tmp_path: Path) -> None:
     key = "a-key-of-the-operator"
     (tmp_path / "keys").write_text(key)

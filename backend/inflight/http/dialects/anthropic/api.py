@@ -21,6 +21,7 @@ from inflight.http.service import Service
 class MessagesApi:
     def __init__(self, service: Service) -> None:
         self.error_form = in_anthropics_form
+        self.below = ("/v1/messages",)
         self._service = service
 
     def paths(self) -> dict[str, dict[str, Handler]]:

@@ -38,6 +38,7 @@ def in_ollamas_form(error: APIError) -> tuple[int, dict[str, Any]]:
 class OllamaApi:
     def __init__(self, service: Service) -> None:
         self.error_form = in_ollamas_form
+        self.below = ("/api",)
         self._service = service
 
     def paths(self) -> dict[str, dict[str, Handler]]:

@@ -50,6 +50,7 @@ RENDERING = Rendering(WholeAnswer, StreamedAnswer)
 class OpenAIApi:
     def __init__(self, service: Service, store: ResponseStore, *, allows_lora_updates: bool = False) -> None:
         self.error_form = in_openais_form
+        self.below: tuple[str, ...] = ()
         self._service = service
         self._models = ModelsApi(service, allows_lora_updates=allows_lora_updates)
         self._rerank = RerankApi(service)
