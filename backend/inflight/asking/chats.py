@@ -52,6 +52,11 @@ class Chats:
         """Special tokens that have text whatever the client says."""
 
     @property
+    def reads_calls(self) -> bool:
+        """Whether the model is told of tools, and its calls of them are read."""
+        return bool(self._tool_parser) and self._renderer.knows_tools
+
+    @property
     def splits_reasoning(self) -> bool:
         """Whether the operator has said how the model marks its reasoning."""
         return self._reasoning is not None

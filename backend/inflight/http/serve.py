@@ -21,14 +21,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from inflight.asking.chat_renderer import ChatRenderer
-from inflight.asking.chat_template import ChatTemplate, read_json
+from inflight.asking.chat_template import ChatTemplate
 from inflight.asking.chats import Chats
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.sentence_files import find_activation, find_pooling, find_prompts
 from inflight.asking.served import Served
 from inflight.asking.tool_use import choose_reasoning_parser, choose_tool_parser
 from inflight.checkpoint_digest import system_fingerprint
-from inflight.checkpoint_files import CONFIG
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.executor.executor import attach_executor, find_engine_config
@@ -38,6 +37,7 @@ from inflight.http.api_keys import ApiKeys
 from inflight.http.app import App
 from inflight.http.call_builder import CallBuilder
 from inflight.http.call_runner import CallRunner
+from inflight.http.checkpoint_facts import CheckpointFacts
 from inflight.http.connection import bounded_http
 from inflight.http.dialects.anthropic.api import MessagesApi
 from inflight.http.dialects.dialect import Dialect
@@ -130,11 +130,12 @@ class OpenAIServer:
         self._tokenizer = tokenizer or Tokenizer.load(folder, config.gpt_model_path)
         self._encoder = PromptEncoder(self._tokenizer, config.max_text_bytes)
         self._renderer = ChatRenderer(ChatTemplate.load(Path(folder)), frozenset(options.chat_template_kwargs))
+        self._checkpoint = CheckpointFacts.read(Path(config.gpt_model_path))
         self._tool_parser, self.tools_note = choose_tool_parser(
             options.tool_parser,
             self._renderer.tool_families,
             knows_tools=self._renderer.knows_tools,
-            model_type=str(read_json(Path(config.gpt_model_path, CONFIG)).get("model_type")),
+            model_type=self._checkpoint.model_type,
         )
         self._reasoning_parser = choose_reasoning_parser(options.reasoning_parser, self._tool_parser)
         checkpoint, pooling = Path(config.gpt_model_path), options.embedding_pooling
@@ -193,10 +194,14 @@ class OpenAIServer:
         seconds = options.max_request_seconds
         served = Served(self._tokenizer, front.generation_defaults, self._encoder, chats, max_request_seconds=seconds)
         metrics = ServerMetrics(EngineMetrics(front, options.engine, is_launched_here=options.launches_ranks))
+
+        def fingerprint() -> str:
+            return system_fingerprint(folders, front.description)
+
         service = Service(
             front=front,
             dispatcher=dispatcher,
-            builder=CallBuilder(served, self._tokenizer, lambda: system_fingerprint(folders, front.description)),
+            builder=CallBuilder(served, self._tokenizer, fingerprint),
             runner=CallRunner(dispatcher, threads, metrics, self._spans),
             pooled=PooledRunner(dispatcher, threads, metrics),
             encoder=self._encoder,
@@ -204,6 +209,8 @@ class OpenAIServer:
             names=ModelNames(options.model_names, config.gpt_model_path, config.lora_dir),
             guard=self._guard,
             threads=threads,
+            checkpoint=self._checkpoint,
+            fingerprint=fingerprint,
             vector_of=self._vector_of,
             score_of=self._score_of,
             text_prompts=self._text_prompts,

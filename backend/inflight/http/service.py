@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inflight.asking.prompt_encoder import PromptEncoder
@@ -11,6 +12,7 @@ from inflight.asking.text_prompts import NO_PROMPTS, TextPrompts
 from inflight.executor.front.front import Front
 from inflight.http.call_builder import CallBuilder
 from inflight.http.call_runner import CallRunner
+from inflight.http.checkpoint_facts import CheckpointFacts
 from inflight.http.dispatcher import Dispatcher
 from inflight.http.guard import Guard
 from inflight.http.model_names import ModelNames
@@ -35,6 +37,9 @@ class Service:
     names: ModelNames
     guard: Guard
     threads: TextThreads
+    checkpoint: CheckpointFacts
+    fingerprint: Callable[[], str]
+    """Tells the engine's, "" = unknown."""
     vector_of: Pooling = "mean"
     """How embeddings are made."""
     score_of: Activation = "sigmoid"

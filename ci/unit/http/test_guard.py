@@ -55,6 +55,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 PATHS = ["/events", "/v1/responses/resp_1", "/v1/models", "/v1/models/llm", "/metrics", "/nothing"]
+OF_OLLAMA = ["/api/tags", "/api/ps", "/api/version", "/api/nothing"]
 
 
 POSTS = [
@@ -70,7 +71,7 @@ POSTS = [
 
 @pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"Authorization": KEY}, bearer(KEY[:-1]), bearer(KEY + "x")])
 def test_every_path_but_health_and_the_page_needs_a_key(guarded: Running, headers: dict[str, str]) -> None:
-    for path in PATHS:
+    for path in (*PATHS, *OF_OLLAMA):
         assert guarded.get(path, headers=headers).status_code == 401
     for path in POSTS:
         response = guarded.post(path, {}, headers=headers)

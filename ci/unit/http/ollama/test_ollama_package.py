@@ -110,7 +110,7 @@ def test_models_and_orders_to_load_one(thinking: Running, client: ollama.Client)
 @pytest.mark.parametrize(
     ("body", "status", "sentence"),
     [
-        ({"model": "other"}, 404, "does not exist"),
+        ({"model": "other:latest"}, 404, "model 'other:latest' not found"),
         ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "messages[0].images is not"),
         ({"options": {"mirostat": 1}}, 400, "options.mirostat is not supported"),
         ({"options": {"wrong": 1}}, 400, "options: Object contains unknown field `wrong`"),

@@ -2,5 +2,6 @@
 
 fields ─> asks ─> Served, Call      a body becomes what its client wants
 rendering                           what the model writes becomes one JSON object, or a line of JSON for each piece
+models                              what is known of the model
 api                                 the paths
 """

@@ -1,4 +1,4 @@
-"""The paths of Ollama's API: chats, texts, embeddings, and the list of models."""
+"""The paths of Ollama's API: chats, texts and embeddings; those of models beside."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from inflight.http.call import Call
 from inflight.http.dialects.body import decode_body
 from inflight.http.dialects.ollama.asks import OF_CHAT, WORDS, chat_ask, generate_ask
 from inflight.http.dialects.ollama.fields import ChatBody, EmbedBody, GenerateBody
+from inflight.http.dialects.ollama.models import OllamaModels
 from inflight.http.dialects.ollama.rendering import rendering
 from inflight.http.endpoint import Handler, send_json
 from inflight.http.pooled_runner import OF_VECTORS
@@ -26,8 +27,6 @@ from inflight.request import Request
 from inflight.request_limits import RequestLimits
 
 BodyT = TypeVar("BodyT", ChatBody, GenerateBody)
-LATEST = ":latest"
-"""The tag that clients add to names without one."""
 
 
 def in_ollamas_form(error: APIError) -> tuple[int, dict[str, Any]]:
@@ -40,13 +39,14 @@ class OllamaApi:
         self.error_form = in_ollamas_form
         self.below = ("/api",)
         self._service = service
+        self._models = OllamaModels(service)
 
     def paths(self) -> dict[str, dict[str, Handler]]:
         return {
             "/api/chat": {"POST": self._chat},
             "/api/generate": {"POST": self._generate},
             "/api/embed": {"POST": self._embed},
-            "/api/tags": {"GET": self._tags},
+            **self._models.paths(),
         }
 
     async def _chat(self, scope: Scope, receive: Receive, send: Send) -> int:
@@ -74,7 +74,7 @@ class OllamaApi:
         with self._service.guard.admitted(scope) as tenant:
             data = await self._service.guard.read_body(scope, receive)
             body = decode_body(data, kind)
-            model, adapter = self._find(body.model)
+            model, adapter = self._models.find(body.model)
             if not has_prompt(body):  # an order to load the model
                 piece = {"message": {"role": "assistant", "content": ""}} if has_messages else {"response": ""}
                 made = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
@@ -96,7 +96,7 @@ class OllamaApi:
         with self._service.guard.admitted(scope) as tenant:
             data = await self._service.guard.read_body(scope, receive)
             body = decode_body(data, EmbedBody)
-            model, adapter = self._find(body.model)
+            model, adapter = self._models.find(body.model)
 
             def build() -> list[Request]:
                 limits = self._service.limits
@@ -129,26 +129,3 @@ class OllamaApi:
             most = min(most, limits.max_seq_len - 1, limits.kv_cache_tokens)
         with in_words({"prompt": "input"}):
             return self._service.encoder.encode_beginning(text, limits, most)
-
-    async def _tags(self, scope: Scope, receive: Receive, send: Send) -> int:
-        self._service.guard.check_key(scope)
-        description = self._service.front.description
-        details = {
-            "format": "safetensors",
-            "family": description.architecture,
-            "families": [description.architecture],
-            "quantization_level": description.weight_dtype,
-        }
-        models = [
-            {
-                "name": card["id"],
-                "model": card["id"],
-                "modified_at": datetime.fromtimestamp(card["created"], timezone.utc).isoformat(),
-                "details": details,
-            }
-            for card in self._service.names.cards(self._service.limits.max_seq_len)
-        ]
-        return await send_json(send, {"models": models})
-
-    def _find(self, name: str) -> tuple[str, LoRARequest | None]:
-        return self._service.names.find(name.removesuffix(LATEST))

@@ -1,4 +1,4 @@
-"""The bodies of POST /api/chat, /api/generate and /api/embed. null counts as not given.
+"""The bodies of POST /api/chat, /api/generate, /api/embed and /api/show. null counts as not given.
 
 A field is honoured, listed in REFUSED with the reason, or without effect here. Unknown fields are left out, as Ollama
 does; unknown options are errors. Knows no tokens.
@@ -107,6 +107,12 @@ class EmbedBody(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] | None = None
     """Without effect: nothing is sampled."""
     keep_alive: float | str | None = None
+
+
+class ShowBody(msgspec.Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    name: str | None = None
+    """What older clients call it."""
 
 
 def check_body(body: Body) -> None:
