@@ -9,6 +9,7 @@ from inflight.asking.refusal import Words
 from inflight.asking.served import Served
 from inflight.http.api_error import in_words
 from inflight.http.call import Call, fresh_id
+from inflight.http.encoders import check_generates
 from inflight.http.log_probs import LogProbWriter
 from inflight.request_limits import RequestLimits
 from inflight.text.token_texts import TokenTexts
@@ -40,6 +41,7 @@ class CallBuilder:
         """All the work that grows with a request's text is done here: to be called on a text thread. `words`: the
         dialect's, for what is refused. `shows_ids`: whether log probabilities name tokens by number. Raises
         APIError."""
+        check_generates(limits)
         with in_words(words):
             prepared = self.served.prepare(ask, limits)
         log_probs = None

@@ -13,6 +13,7 @@ from inflight.http.dialects.anthropic.errors import in_anthropics_form
 from inflight.http.dialects.anthropic.fields import CountBody, MessagesBody
 from inflight.http.dialects.anthropic.rendering import rendering
 from inflight.http.dialects.body import decode_body
+from inflight.http.encoders import check_generates
 from inflight.http.endpoint import Handler, send_json
 from inflight.http.rendering import Rendering
 from inflight.http.service import Service
@@ -51,6 +52,7 @@ class MessagesApi:
             self._service.names.find(body.model)
 
             def count() -> int:
+                check_generates(self._service.limits)
                 chats = self._service.served.chats
                 chat = message_chat(body, chats)
                 with in_words(WORDS):

@@ -31,6 +31,7 @@ from inflight.http.dialects.openai.rerank import RerankApi
 from inflight.http.dialects.openai.responses.api import ResponsesApi
 from inflight.http.dialects.openai.responses.store import ResponseStore
 from inflight.http.dialects.openai.stream import StreamedAnswer
+from inflight.http.encoders import check_generates
 from inflight.http.endpoint import Handler, send_json
 from inflight.http.pooled_runner import OF_VECTORS
 from inflight.http.rendering import Rendering
@@ -140,6 +141,7 @@ class OpenAIApi:
             added = body.add_special_tokens is not False
             with in_words({}):
                 return service.encoder.encode(body.prompt, limits, add_special_tokens=added) if body.prompt else []
+        check_generates(limits)
         chat = chat_of(body)
         with in_words(OF_CHAT):
             check_tools(chat.tools or [])

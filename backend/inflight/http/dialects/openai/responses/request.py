@@ -18,6 +18,7 @@ from inflight.http.dialects.openai.responses.output_item import INCOMPLETE
 from inflight.http.dialects.openai.responses.rendering import Keep, ResponseCall
 from inflight.http.dialects.openai.responses.response_object import ResponseObject
 from inflight.http.dialects.openai.responses.store import StoredResponse
+from inflight.http.encoders import check_generates
 from inflight.lora import LoRARequest
 from inflight.request_limits import RequestLimits
 
@@ -58,6 +59,7 @@ class ResponseRequest:
 
     def count_tokens(self, chats: Chats, limits: RequestLimits) -> int:
         """Of its input, as the model gets it. To be called on a text thread. Raises APIError."""
+        check_generates(limits)
         chat = self._chat()
         with in_words(OF_RESPONSE):
             chats.tools(chat)
