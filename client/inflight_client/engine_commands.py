@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inflight_client._exceptions import UsageError
-from inflight_client.terminal import EXIT_USAGE, fail, failing_in_words, greet, how_to_ask
+from inflight_client.terminal import EXIT_USAGE, fail, failing_in_words, greet, how_to_ask, how_to_ask_an_encoder
 
 if TYPE_CHECKING:
     from inflight.hub.model_name import ModelName
@@ -144,6 +144,20 @@ def serve(
     def show(endpoints: Endpoints) -> None:
         from inflight_client._client import Client
 
+        if endpoints.pooled:
+            typer.echo(
+                how_to_ask_an_encoder(
+                    http=endpoints.http,
+                    metrics=endpoints.metrics,
+                    openai=endpoints.openai,
+                    model=endpoints.model,
+                    name=_first_name(options.openai, endpoints.model),
+                    pooled=endpoints.pooled,
+                    has_keys=openai_api_key_file is not None,
+                    has_api=any(name.removesuffix("-unary") == "embedding" for name in options.apis),
+                )
+            )
+            return
         with Client(endpoints.grpc, model=endpoints.model) as client:
             greet(
                 client=client,
@@ -231,8 +245,15 @@ def openai(
     options = _openai_options(openai_set, **settings)
 
     def show(endpoints: Endpoints) -> None:
-        has_keys, model = bool(options.api_key_file), (options.served_model_names or [endpoints.model])[0]
-        typer.echo(how_to_ask(openai=endpoints.openai, model=model, prompt=_DEMO_PROMPT, has_keys=has_keys))
+        typer.echo(
+            how_to_ask(
+                openai=endpoints.openai,
+                model=_first_name(options, endpoints.model),
+                prompt=_DEMO_PROMPT,
+                has_keys=bool(options.api_key_file),
+                pooled=endpoints.pooled,
+            )
+        )
 
     raise typer.Exit(
         run(
@@ -250,6 +271,12 @@ def openai(
             )
         )
     )
+
+
+def _first_name(options: OpenAIOptions | None, model: str) -> str:
+    """That of the model on the OpenAI server. `model`: its name without one."""
+    names = None if options is None else options.served_model_names
+    return names[0] if names else model
 
 
 def _attach(checkpoint: str | None, options: OpenAIOptions) -> None:

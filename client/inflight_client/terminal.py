@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
+from inflight_client import encoder_examples
 from inflight_client._exceptions import ClientError, ConnectError, InvalidRequest, UsageError
 
 if TYPE_CHECKING:
@@ -205,16 +206,39 @@ def command() -> str:
     return called.name if found and called.exists() and Path(found).samefile(called) else str(called)
 
 
-def how_to_ask(*, openai: str, model: str, prompt: str, has_keys: bool) -> str:
-    """An example command for an OpenAI server without tritonserver, and where else to look."""
+def how_to_ask(*, openai: str, model: str, prompt: str, has_keys: bool, pooled: str = "") -> str:
+    """An example command for an OpenAI server without tritonserver, and where else to look. `pooled`: what the model
+    gives of a text if it writes none."""
     key = " -H 'Authorization: Bearer KEY'" if has_keys else ""
-    return f"""
-Serving. Ask it, or talk to it at http://{openai}/
-
+    call = f"""\
   curl -N http://{openai}/v1/completions -H 'Content-Type: application/json'{key} \\
-       -d '{{"model": "{model}", "prompt": "{prompt}", "max_tokens": 64, "stream": true}}'
+       -d '{{"model": "{model}", "prompt": "{prompt}", "max_tokens": 64, "stream": true}}'"""
+    if pooled:
+        call = encoder_examples.of_openai(openai, model, pooled, has_keys=has_keys)
+    return f"""
+Serving. Ask it{":" if pooled else f", or talk to it at http://{openai}/"}
+
+{call}
 
   OpenAI's API: http://{openai}/v1      metrics: http://{openai}/metrics      Ctrl-C stops the server
+"""
+
+
+def how_to_ask_an_encoder(
+    *, http: str, metrics: str, openai: str, model: str, name: str, pooled: str, has_keys: bool, has_api: bool
+) -> str:
+    """Example commands for a server whose model writes no text. `name`: that of the model on the OpenAI server.
+    `has_api`: whether the models of --api embedding are served."""
+    calls = [encoder_examples.of_openai(openai, name, pooled, has_keys=has_keys)] if openai else []
+    if http and (has_api or not openai):
+        calls.append(encoder_examples.of_tritonserver(http, model, pooled, has_api=has_api))
+    more = "" if openai or has_api else "\n  Vectors and scores of whole texts: --openai-port 9000, or --api embedding"
+    api = f"\n  OpenAI's API: http://{openai}/v1" if openai else ""
+    shown = "".join(f"{call}\n\n" for call in calls)
+    return f"""
+Serving.{" Ask it:" if calls else ""}
+
+{shown}  metrics: http://{metrics}/metrics      Ctrl-C stops the server{api}{more}
 """
 
 

@@ -1,4 +1,7 @@
-"""Checks that a folder is a Hugging Face checkpoint. Reads file names and small JSON files only; loads nothing."""
+"""Checks that a folder is a Hugging Face checkpoint, and tells whether its network writes text.
+
+Reads file names and small JSON files only; loads nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,18 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from inflight.checkpoint_files import GGUF, INDEX, VOCABULARIES, check_files
+from inflight.checkpoint_files import CONFIG, GGUF, INDEX, VOCABULARIES, check_files
 from inflight.errors import ConfigurationError
+from inflight.output_config import Pooled
+
+ENCODERS = ("Bert", "Roberta", "XLMRoberta", "MPNet", "ModernBert")
+"""How the names of architectures begin that write no text."""
+OF_ENCODERS: Mapping[str, Pooled] = {
+    "Model": "vectors",
+    "ForMaskedLM": "vectors",
+    "ForSequenceClassification": "scores",
+}
+"""How these names end -> what the network gives of a text."""
 
 
 def check(
@@ -35,6 +48,22 @@ def check(
             f"{place} has no tokenizer.json (nor tokenizer.model or vocab.json): copy it there, or set tokenizer_dir "
             "to the folder that has it"
         )
+
+
+def find_pooled(folder: Path) -> Pooled:
+    """What a checkpoint gives of a text if it writes none; "scores" only if that is one, of a pair. What cannot be read
+    here is left to the ranks."""
+    try:
+        config = _json(folder / CONFIG, "")
+    except ConfigurationError:
+        return ""
+    names, labels = config.get("architectures"), config.get("id2label")
+    name = names[0] if isinstance(names, list) and names else ""
+    kinds = {family + kind: pooled for family in ENCODERS for kind, pooled in OF_ENCODERS.items()}
+    found = kinds.get(str(name), "")
+    # A configuration that names no labels has two of them.
+    has_one = isinstance(labels, dict) and len(labels) == 1
+    return "vectors" if found == "scores" and not has_one else found
 
 
 def check_folder(folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from inflight.hub.model_name import ModelName
 from inflight.openai_options import OpenAIOptions
+from inflight.output_config import Pooled
 
 LOOPBACK = "127.0.0.1"
 
@@ -24,6 +25,8 @@ class Endpoints:
     """The server's private directory; every process of the server carries it as INFLIGHT_RUN_DIR."""
     openai: str = ""
     """Of the OpenAI server."""
+    pooled: Pooled = ""
+    """What the model gives of a text if it writes none."""
 
 
 @dataclass(frozen=True, kw_only=True)

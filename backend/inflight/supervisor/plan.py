@@ -30,6 +30,7 @@ from inflight.supervisor import (
 )
 from inflight.supervisor.adoption import FoundServer
 from inflight.supervisor.api_key import ApiKey
+from inflight.supervisor.checkpoint import find_pooled
 from inflight.supervisor.janitor_process import JanitorProcess
 from inflight.supervisor.log_file import open_log
 from inflight.supervisor.openai_process import OPTIONS_FILE
@@ -166,6 +167,7 @@ def _plan_for(
             model=served.engine,
             run_directory=directory,
             openai=record.endpoints.get("OpenAI", ""),
+            pooled="" if served.config is None else find_pooled(Path(served.config.gpt_model_path)),
         ),
         api_key=ApiKey(record.api_key),
         janitor=JanitorProcess(
