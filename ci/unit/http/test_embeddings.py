@@ -106,8 +106,8 @@ def test_an_encoder_is_asked_for_no_token_and_takes_a_text_as_long_as_its_positi
         assert cut["prompt_eval_count"] == len(played.sent.input_token_ids) == 4
         refused = running.post("/v1/completions", {"prompt": "ab", "max_tokens": 3}).json()["error"]
         assert (refused["param"], refused["message"].partition(":")[0]) == (
-            "max_tokens",
-            "max_tokens is about generated tokens, and this engine gives vectors of prompts and no tokens",
+            "model",
+            "this model is an encoder, which writes no text",
         )
 
 
