@@ -107,17 +107,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="session")
 def server(shared_servers: contextlib.ExitStack) -> ServerProcess:
     """A tritonserver with the default model and the models of every API, for all tests that leave it as it was."""
-    return shared_servers.enter_context(server_that_stays())
+    from server_process import server_that_stays
 
-
-@contextlib.contextmanager
-def server_that_stays() -> Iterator[ServerProcess]:
-    from server_process import ServerProcess
-
-    with ServerProcess(apis=["tensorrtllm", "vllm", "unary"]) as running:
-        processes = running.lasting_pids
-        yield running
-        assert processes <= set(running.pids), "a process of the server died on the way"
+    return shared_servers.enter_context(server_that_stays(apis=["tensorrtllm", "vllm", "unary"]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -226,6 +226,15 @@ class ServerProcess:
         return sorted(Path("/dev/shm").glob(f"{name}_*"))
 
 
+@contextlib.contextmanager
+def server_that_stays(**options: Any) -> Iterator[ServerProcess]:
+    """One whose processes all live on to its end."""
+    with ServerProcess(**options) as running:
+        processes = running.lasting_pids
+        yield running
+        assert processes <= set(running.pids), "a process of the server died on the way"
+
+
 def _program(pid: int) -> str:
     try:
         return Path(os.readlink(f"/proc/{pid}/exe")).name
