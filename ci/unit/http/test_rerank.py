@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import cohere
+import numpy as np
 import pytest
 from openai_server import CLIENT, Running, checkpoint_folder, openai_server
 from played_encoder import engine, halves, likeness, tokenizer
