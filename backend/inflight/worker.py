@@ -3,7 +3,6 @@
 See inflight.executor.rank.worker for ranks that an executor starts, inflight.executor.rank.outer_worker for others.
 """
 
-import atexit
 import os
 import sys
 
@@ -22,10 +21,6 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    code = run()
-    # The rank has ended everything of its own. The interpreter would take half a second of a core to free its modules,
-    # torch above all, while the ranks that come next load.
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    from inflight.executor.rank.leave import leave
+
+    leave(run())

@@ -20,6 +20,7 @@ from inflight.errors import ConfigurationError
 from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.attached import AttachedLauncher, find_engine
 from inflight.executor.launchers.external import ExternalLauncher
+from inflight.executor.launchers.fork_server import ForkServer, can_fork
 from inflight.executor.launchers.mpi import Mpi
 from inflight.executor.launchers.mpi_leader import MpiLeader, leads_mpi_job
 from inflight.executor.launchers.multiproc import MultiProc
@@ -164,7 +165,10 @@ def make_launcher(
         "ray": lambda: Ray(config),
     }
 
+    command = commands[way]()
+    fork_server = ForkServer() if command.may_fork and can_fork(config) else None
+
     def make() -> Launcher:
-        return ProcessLauncher(config, commands[way](), address, weights)
+        return ProcessLauncher(config, command, address, weights, fork_server)
 
     return SpareLauncher(config, make) if config.spare_ranks else make()

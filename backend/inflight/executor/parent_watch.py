@@ -13,12 +13,13 @@ from collections.abc import Iterator
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(front_pid: int | None) -> None:
+def die_with_parent(front_pid: int | None, parent: int | None = None) -> None:
     """From now on this process is killed when its parent ends, or when the process `front_pid` (of this machine) does.
 
-    With an MPI launcher the parent is the launcher; the front is then watched on a thread.
+    With an MPI launcher the parent is the launcher; the front is then watched on a thread. `parent`: who that is, if it
+    may have ended by now; None = whoever it is.
     """
-    parent = os.getppid()
+    parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         _end()

@@ -25,6 +25,7 @@ class Mpi:
     """Implements LaunchCommand, for any number of ranks."""
 
     joining = MpiJob()
+    may_fork = False
 
     def __init__(self, config: EngineConfig, *, mpiexec: Path | None = None, program: Sequence[str] = WORKER) -> None:
         """`mpiexec`: the MPI launcher; None = the one of this environment or of PATH. `program`: arguments of the

@@ -25,6 +25,7 @@ class MultiProc:
         """`program`: arguments of the Python interpreter."""
         self._size = config.num_replica_ranks
         self._program = program
+        self.may_fork = program == WORKER
 
     def commands(self, launch: Launch) -> list[Command]:
         arguments = [str(find_python()), *self._program]

@@ -12,15 +12,21 @@ from typing import Protocol
 
 from inflight.config import EngineConfig
 from inflight.distributed.joining import Joining
+from inflight.executor.launchers.fork_server import ForkServer
 from inflight.executor.launchers.rank_processes import Command, RankProcesses
 from inflight.executor.launchers.stopped_processes import StoppedProcesses
 from inflight.executor.launchers.weight_holder import WeightHolder
 from inflight.executor.wire.address import EngineAddress
 from inflight.executor.wire.launch import Launch
+from inflight.executor.wire.launcher import FIND_SECONDS
 
 
 class LaunchCommand(Protocol):
     """What starts all ranks of a launch."""
+
+    @property
+    def may_fork(self) -> bool:
+        """Whether each command starts one rank, as `python -m inflight.worker`, which may as well be forked."""
 
     @property
     def joining(self) -> Joining:
@@ -39,7 +45,7 @@ class ProcessLauncher:
     owns_ranks = True
     starts_processes = True
     num_spares = 0
-    absent = "the engine's ranks were not started"
+    absent = "the process that the engine's ranks are forked from did not become ready"
 
     def __init__(
         self,
@@ -47,22 +53,29 @@ class ProcessLauncher:
         command: LaunchCommand,
         address: EngineAddress | None = None,
         weights: WeightHolder | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         """`address`: where other fronts find the engine; None = no other front can. `weights`: what holds those of all
-        launches of the engine; None = of this launcher's."""
+        launches of the engine; None = of this launcher's. `fork_server`: what all launches of the replica fork their
+        ranks from; None = they start them."""
         self._config = config
         self._command = command
         self._address = address
         self._weights = weights or WeightHolder(config)
+        self._fork_server = fork_server
         self._launch: ProcessLaunch | None = None
 
-    def open(self) -> ProcessLaunch:
+    def open(self) -> ProcessLaunch | None:
+        """None while the process that ranks are forked from is not ready."""
+        if self._fork_server is not None and not self._fork_server.is_ready(FIND_SECONDS):
+            return None
         processes = RankProcesses(
             self._config,
             self._command.commands,
             self._command.joining,
             weights=self._weights.places(),
             is_relaunch=self._launch is not None and self._launch.has_served,
+            fork_server=self._fork_server,
         )
         heartbeat_seconds = self._config.worker_heartbeat_timeout_ms / 1000
         self._launch = ProcessLaunch(processes, self._command, self._address, self._weights, heartbeat_seconds)
@@ -76,6 +89,8 @@ class ProcessLauncher:
 
     def close(self) -> None:
         self._weights.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
 
 
 class ProcessLaunch:

@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from inflight.config import EngineConfig
 from inflight.distributed.joining import Joining
+from inflight.executor.launchers.fork_server import ForkServer
 from inflight.executor.wire.launch import LAUNCH, RANK, Launch
 from inflight.run_directory import run_directory
 
@@ -37,6 +39,19 @@ class Command:
     """The number of the rank that the process is; None if ranks learn theirs in another way."""
 
 
+class Child(Protocol):
+    """A process that was started for a launch; a subprocess.Popen is one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
 class RankProcesses:
     """The constructor starts them. To be used from one thread, which must outlive the ranks: they are killed when it
     ends."""
@@ -49,14 +64,16 @@ class RankProcesses:
         *,
         weights: Sequence[str] = (),
         is_relaunch: bool = False,
+        fork_server: ForkServer | None = None,
     ) -> None:
-        """For `weights` and `is_relaunch` see Launch. Raises OSError if a command cannot be run, and whatever
-        `commands_of` raises."""
+        """For `weights` and `is_relaunch` see Launch. `fork_server`: what ranks are forked from, which is ready; None =
+        they are started. Raises OSError if a command cannot be run, and whatever `commands_of` raises."""
         directory = tempfile.mkdtemp(prefix="engine-", dir=_parent_directory())
         self.launch = Launch.of(Path(directory), config, joining, weights=weights, is_relaunch=is_relaunch)
         self._mark = f"{LAUNCH}={self.launch.to_environment()}".encode()
         self._pidfds: dict[int, int] = {}  # pidfd -> pid
-        self._children: dict[int, subprocess.Popen[bytes]] = {}  # by pid
+        self._children: dict[int, Child] = {}  # by pid
+        self._fork_server = fork_server
         try:
             self.launch.describe()
             for command in commands_of(self.launch):
@@ -127,25 +144,27 @@ class RankProcesses:
         shutil.rmtree(self.launch.directory, ignore_errors=True)
 
     def _start(self, command: Command) -> None:
-        child = subprocess.Popen(
-            command.arguments,
-            env={
-                **command.environment,
-                LAUNCH: self.launch.to_environment(),
-                RANK: "" if command.rank is None else str(command.rank),
-                # Temporary files that a dying rank leaves behind are removed with the launch's directory.
-                "TMPDIR": self.launch.directory,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            start_new_session=True,
-        )
+        environment = {
+            **command.environment,
+            LAUNCH: self.launch.to_environment(),
+            RANK: "" if command.rank is None else str(command.rank),
+            # Temporary files that a dying rank leaves behind are removed with the launch's directory.
+            "TMPDIR": self.launch.directory,
+        }
+        if self._fork_server is not None:
+            child: Child = self._fork_server.fork(environment)
+        else:
+            child = _start_process(command.arguments, environment)
         self._children[child.pid] = child
         self._watch(child.pid)
 
     def _watch(self, pid: int) -> None:
         with contextlib.suppress(ProcessLookupError):  # already ended: a missing heartbeat or mpiexec's exit reveals it
             self._pidfds[os.pidfd_open(pid)] = pid
+
+
+def _start_process(arguments: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(arguments, env=environment, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
 
 
 def _parent_directory() -> str | None:

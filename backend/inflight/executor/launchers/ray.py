@@ -27,6 +27,7 @@ class Ray:
     """Implements LaunchCommand, for any number of ranks."""
 
     joining = AppointedMeeting()
+    may_fork = False
 
     def __init__(self, config: EngineConfig) -> None:
         self._size = config.num_replica_ranks

@@ -115,7 +115,8 @@ class SpareLauncher:
         except (OSError, ConfigurationError) as error:
             self._note_failure(str(error))
             return
-        assert launch is not None, "spares are launched, not found"
+        if launch is None:  # what they are forked from is not ready, and will be at a later look
+            return
         spare = Spare(launcher, launch, self._config.worker_start_timeout_ms / 1000)
         self._spares.append(spare)
         if self._is_nice:

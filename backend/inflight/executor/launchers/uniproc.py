@@ -19,6 +19,7 @@ class UniProc:
     def __init__(self, program: Sequence[str] = WORKER) -> None:
         """`program`: arguments of the Python interpreter."""
         self._program = program
+        self.may_fork = program == WORKER
 
     def commands(self, launch: Launch) -> list[Command]:
         return [Command([str(find_python()), *self._program], worker_environment(os.environ))]
