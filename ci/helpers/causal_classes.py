@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from model_driver import Driver, Work
 from tiny_checkpoints import SIZES, write_checkpoint
-from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers_ranks import Case, serve
 from transformers_runner import NUM_TOKENS, load
@@ -20,6 +21,7 @@ from transformers_runner import NUM_TOKENS, load
 from inflight.errors import ConfigurationError
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_decoder import TransformersDecoder
+from inflight.models.transformers_experts import find_experts
 from inflight.models.transformers_plan import NotSplit, check_plan
 from inflight.models.transformers_refusals import REFUSED
 
@@ -201,14 +203,24 @@ def against_ranks(model_type: str) -> str:
 
 
 def try_on_ranks(model_types: Sequence[str], folder: Path) -> None:
-    """Raises AssertionError where two ranks give other tokens than transformers' `generate`."""
+    """Raises AssertionError where two ranks give other tokens than transformers' `generate`, with parts of experts or
+    with whole ones."""
     cases, expected = [], []
     for model_type in model_types:
         checkpoint = write_checkpoint(folder / model_type, tiny_config(model_type), 1)
         prompts = [checkpoint.prompt(length, NUM_TOKENS) for length in LENGTHS]
-        works = [Work(prompt=prompt, max_tokens=NUM_TOKENS, chunk=7) for prompt, _ in prompts]
-        cases.append(Case(folder=checkpoint.folder, works=works))
-        expected.append([tokens for _, tokens in prompts])
+        for num_sets in (1, 2) if has_experts(model_type) else (1,):
+            works = [Work(prompt=prompt, max_tokens=NUM_TOKENS, chunk=7) for prompt, _ in prompts]
+            options = {"moe_expert_parallel_size": num_sets}
+            cases.append(Case(folder=checkpoint.folder, works=works, options=options))
+            expected.append((model_type, num_sets, [tokens for _, tokens in prompts]))
     for answers in serve(cases):
-        for model_type, answer, tokens in zip(model_types, answers, expected, strict=True):
-            assert [work.output for work in answer.works] == tokens, model_type
+        found = [[work.output for work in answer.works] for answer in answers]
+        for (*case, tokens), outputs in zip(expected, found, strict=True):
+            assert outputs == tokens, case
+
+
+def has_experts(model_type: str) -> bool:
+    """Whether this engine computes experts of the class."""
+    with torch.device("meta"):
+        return bool(find_experts(AutoModelForCausalLM.from_config(tiny_config(model_type))))

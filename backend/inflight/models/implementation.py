@@ -30,7 +30,7 @@ from inflight.models.network import Network
 from inflight.models.pipeline_stage import layers_of_stage
 from inflight.models.shared_weights import SharedWeights
 from inflight.models.transformers_config import TransformersConfig
-from inflight.models.transformers_plan import NotSplit, check_plan
+from inflight.models.transformers_plan import NO_EXPERTS, NotSplit, check_plan, expert_counts
 from inflight.models.weights import WeightLoader
 from inflight_kernels import Code, Inputs
 
@@ -95,10 +95,10 @@ def _through_transformers(config: EngineConfig, reason: str) -> TransformersConf
                 f"tensor_parallel_size is {config.tensor_parallel_size}, but transformers' modelling code computes "
                 f"{model.architecture} ({reason}): {why}; set tensor_parallel_size to 1"
             ) from None
-    if config.moe_expert_parallel_size > 1:
+    if config.moe_expert_parallel_size > 1 and not any(expert_counts(model.hf_config.get_text_config(decoder=True))):
         raise ConfigurationError(
-            f"moe_expert_parallel_size is {config.moe_expert_parallel_size}, but transformers' modelling code computes "
-            f"{model.architecture} ({reason}), of whose experts each rank has a part; set moe_expert_parallel_size to 1"
+            f"moe_expert_parallel_size is {config.moe_expert_parallel_size}, but {model.architecture} of "
+            f"{config.gpt_model_path} {NO_EXPERTS}"
         )
     if config.deterministic:
         raise ConfigurationError(
@@ -186,4 +186,5 @@ def _load(
         order=order_of_products(config, dtype, device),
         adapters=adapters,
         group=groups.tensor,
+        expert_parallel_size=config.moe_expert_parallel_size,
     )

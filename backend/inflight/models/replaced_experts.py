@@ -3,7 +3,7 @@ format, and C++ computes them where it multiplies that. Which experts compute a 
 says. Knows no architecture.
 
 Legend: T tokens, D what an expert reads and writes, E experts, I intermediate size of an expert, C = 2 I, or I without
-gates, K experts of each token. Of several ranks each has some of I of every expert.
+gates, K experts of each token. Of several ranks each has some of the experts, or some of I of each.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class ReplacedExperts(nn.Module):
     Until `settle` it computes nothing: while a network is inspected, it notes how it is used and gives zeros.
     """
 
-    def __init__(self, num_experts: int, size: int, dtype: torch.dtype, group: TensorParallelGroup) -> None:
-        """`group`: of the ranks that have the rest of I."""
+    def __init__(self, size: int, dtype: torch.dtype, group: TensorParallelGroup, first_expert: int) -> None:
+        """`group`: of the ranks that have the rest. `first_expert`: number of the first of this rank's."""
         super().__init__()
-        self.num_experts, self.size = num_experts, size
+        self.size = size
         self.num_chosen = 0
         """Experts of each token, once it has been called."""
-        self._dtype, self._group = dtype, group
+        self._dtype, self._group, self._first_expert = dtype, group, first_expert
         self._stored: StoredExperts | None = None
         self._compute: Callable[[Tensor, Choices], Tensor] | None = None
 
@@ -93,5 +93,6 @@ class ReplacedExperts(nn.Module):
             return torch.zeros_like(hidden_states)
         if not len(hidden_states):
             return torch.empty_like(hidden_states)
-        choices = Choices(top_k_weights.float().contiguous(), top_k_index.int().contiguous())
+        experts_TK = top_k_index.int() - self._first_expert
+        choices = Choices(top_k_weights.float().contiguous(), experts_TK.contiguous())
         return self._group.all_reduce(self._compute(hidden_states.contiguous(), choices))

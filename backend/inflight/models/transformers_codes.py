@@ -5,6 +5,7 @@ linear layers, and of experts that this engine computes. They get no memory for 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,11 +28,12 @@ from inflight.models.formats.on_load import HEAD_CODES, OnLoadFormat
 from inflight.models.replaced_experts import ReplacedExperts, StoredExperts
 from inflight.models.replaced_linear import ReplacedLinear
 from inflight.models.transformers_experts import ExpertKind, find_experts, replace_with
-from inflight.models.transformers_linears import expert_counts, linear_layers, replace_linear, sizes_of
-from inflight.models.transformers_plan import ExpertShare, Share
+from inflight.models.transformers_linears import linear_layers, replace_linear, sizes_of
+from inflight.models.transformers_plan import ExpertShare, Share, expert_counts
 from inflight.models.transformers_split import NetworkSplit
 from inflight_kernels import Inputs
 from inflight_kernels.cpu import STEP
+from inflight_kernels.moe import ExpertWeights
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +67,13 @@ class ExpertParts:
         parts = [*((self.kind.first, part) for part in range(first)), ("down_proj", 0)]
         return self.layers.keys() == {(name, expert, part) for name, part in parts for expert in experts}
 
+    @property
+    def own(self) -> range:
+        """Numbers of this rank's experts."""
+        return range(self.kind.num_experts) if self.share is None else self.share.experts
+
     def blocks(self) -> list[list[list[Block]]]:
-        """Of gate and up, and of down: those of each expert."""
+        """Of gate and up, and of down: those of each expert, which all ranks check."""
         kind, experts = self.kind, range(self.kind.num_experts)
         outer, inner = range(kind.size), range(kind.inner_size) if self.share is None else self.share.inner
         sizes = {"num_outputs": kind.inner_size, "num_inputs": kind.size}
@@ -175,15 +182,20 @@ class CodedLayers:
         num_floats = 0
         for name, parts in self.of_experts.items():
             own = replace(target, keeps_codes=target.keeps_codes and parts.kind.size % STEP == 0)
-            gate_up, down = (
-                self._weight_format.read_experts(self._checkpoint, blocks, own) for blocks in parts.blocks()
-            )
+            gate_up, down = (self._read_experts(blocks, parts.own, own) for blocks in parts.blocks())
             experts = network.get_submodule(name)
             assert isinstance(experts, ReplacedExperts)
             experts.put(StoredExperts(gate_up_ECD=gate_up, down_EDI=down, activation=parts.kind.activation))
             num_floats += isinstance(gate_up, Tensor)
         if num_floats and target.device.type == "cuda":
             logger.warning("the quantised experts of %d layers become floats: no GPU multiplies them", num_floats)
+
+    def _read_experts(self, blocks: Sequence[Sequence[Block]], own: range, target: Target) -> ExpertWeights:
+        for number, of_one in enumerate(blocks):
+            if number not in own:
+                for block in of_one:
+                    self._weight_format.check(self._checkpoint, block)
+        return self._weight_format.read_experts(self._checkpoint, blocks[own.start : own.stop], target)
 
 
 class FloatsOfCodes:

@@ -22,8 +22,8 @@ from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.models.formats.format import Target
 from inflight.models.formats.on_load import OnLoadFormat, quantize_into
 from inflight.models.replaced_experts import ReplacedExperts, StoredExperts
-from inflight.models.transformers_linears import expert_counts, kept_in_float32
-from inflight.models.transformers_plan import ExpertShare
+from inflight.models.transformers_linears import kept_in_float32
+from inflight.models.transformers_plan import ExpertShare, expert_counts
 from inflight_kernels import Activation, CodedWeight, cpu
 from inflight_kernels.cpu import STEP, Choices, Program, Recording, Unsupported, WeightPacker, Workspace
 from inflight_kernels.moe import ExpertWeights
@@ -172,8 +172,8 @@ def replace_experts(
         parameters = {parameter: values.data for parameter, values in module.named_parameters(recurse=False)}
         stored = kind.stored(parameters)
         if weight_format is not None and kind.size % STEP == 0:
-            part = "" if share is None else f".{share.group.rank}/{share.group.size}"
-            stored = _quantized(stored, f"{name}{part}", kind, weight_format, target)
+            part, first = ("", 0) if share is None else (share.part, share.experts.start)
+            stored = _quantized(stored, f"{name}{part}", first, kind, weight_format, target)
         experts.put(stored)
     others = _other_experts(network)
     if others:
@@ -186,24 +186,26 @@ def replace_with(
     network: Any, name: str, kind: ExpertKind, dtype: torch.dtype, share: ExpertShare | None
 ) -> ReplacedExperts:
     """Experts without weights, in the place of the module of that name. `share`: None = all of them."""
-    group = TensorParallelGroup() if share is None else share.group
-    experts = ReplacedExperts(kind.num_experts, kind.size, dtype, group)
+    group, first = (TensorParallelGroup(), 0) if share is None else (share.group, share.experts.start)
+    experts = ReplacedExperts(kind.size, dtype, group, first)
     network.set_submodule(name, experts)
     return experts
 
 
 def _quantized(
-    stored: StoredExperts, name: str, kind: ExpertKind, weight_format: OnLoadFormat, target: Target
+    stored: StoredExperts, name: str, first: int, kind: ExpertKind, weight_format: OnLoadFormat, target: Target
 ) -> StoredExperts:
+    """`first`: number of the first of these experts."""
+
     def codes(values_EOI: ExpertWeights, parameter: str) -> CodedWeight:
         assert isinstance(values_EOI, Tensor)
         num_outputs, num_inputs = values_EOI.shape[1:]
         weight = weight_format.allocate(weight_format.code, values_EOI.shape, target)
-        for expert, values_OI in enumerate(values_EOI):
-            own = weight.of_expert(expert)
+        for place, values_OI in enumerate(values_EOI):
+            own = weight.of_expert(place)
             weight_format.keep(
                 own,
-                f"{name}.{expert}.{parameter}",
+                f"{name}.{first + place}.{parameter}",
                 range(num_outputs),
                 range(num_inputs),
                 partial(quantize_into, own, values_OI),

@@ -34,8 +34,6 @@ from inflight_kernels.cpu import STEP, Program, Recording, Unsupported, WeightPa
 
 logger = logging.getLogger(__name__)
 
-EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Keys of configurations. A layer with so many outputs is a router."""
 MODULE_NUMBERS = {
     "qkv_proj": QKV,
     "q_proj": QUERY,
@@ -118,11 +116,6 @@ def _record(layer: ReplacedLinear, dtype: torch.dtype, shared: set[int]) -> Reco
     except Unsupported as reason:
         logger.info("torch computes a linear layer: %s", reason)
         return None
-
-
-def expert_counts(hf_config: Any) -> set[int]:
-    """How many experts a layer has, under each of the names that configurations have for it."""
-    return {count for key in EXPERT_COUNTS if isinstance(count := getattr(hf_config, key, None), int)}
 
 
 def kept_in_float32(network: Any) -> tuple[str, ...]:

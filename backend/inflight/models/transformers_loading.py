@@ -63,11 +63,13 @@ def load_transformers_decoder(
     order: cpu.Order | None = None,
     adapters: AdapterPlaces | None = None,
     group: TensorParallelGroup | None = None,
+    expert_parallel_size: int = 1,
 ) -> TransformersDecoder | SequentialDecoder:
     """`kv_dtype`: of keys and values in the cache, with the scale 1 if it is fp8; None = that of the activations.
     `inputs`: what C++ multiplies codes with, see Target. `order`: of the sums of linear layers in C++; None = torch
     computes them. `adapters`: where to note which layers take low-rank adapters; None = none does. `group`: of the
     ranks over which the network is split, by its class's `tp_plan`; None = one. Collective over them.
+    `expert_parallel_size`: see ExpertShare.
 
     Raises ConfigurationError for an incomplete checkpoint, and for a class that cannot be served.
     """
@@ -76,7 +78,7 @@ def load_transformers_decoder(
     if isinstance(weight_format, CodedFormat) or group.size > 1:
         outline = _outline(config, checkpoint)
         try:
-            split = NetworkSplit.of(outline, group)
+            split = NetworkSplit.of(outline, group, expert_parallel_size)
         except NotSplit as error:
             raise ConfigurationError(f"{checkpoint.folder}: {config.architecture} cannot be split: {error}") from None
         if isinstance(weight_format, CodedFormat):

@@ -39,12 +39,13 @@ LINEAR_STYLES: Mapping[str, Split] = {
     "rowwise_split_input": Split.INPUTS_OF_ALL,
 }
 EXPERTS = "moe_tp_experts"
-"""A module of experts, of each of which a rank has some of what lies between its products."""
-FIRST_OF_EXPERTS, LAST_OF_EXPERTS = ("packed_colwise", "colwise"), "rowwise"
+"""A module of experts. What a rank has of it is an ExpertShare, of other modules of experts that this engine computes,
+too."""
+OF_EXPERTS = frozenset({"packed_colwise", "colwise", "rowwise"})
 """Styles of its parameters."""
 WHOLE_STYLES = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj", "embedding_rowwise"})
 """Of modules that every rank has whole; and of embeddings, which are split by vocabulary whatever a plan says."""
-KNOWN_STYLES = LINEAR_STYLES.keys() | WHOLE_STYLES | {EXPERTS, *FIRST_OF_EXPERTS}
+KNOWN_STYLES = LINEAR_STYLES.keys() | WHOLE_STYLES | {EXPERTS} | OF_EXPERTS
 HEAD_COUNTS = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -56,7 +57,10 @@ HEAD_COUNTS = (
 """Keys of configurations; the last one has a number for each layer."""
 
 
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Likewise. A layer with so many outputs is a router."""
 NO_PLAN = "it has no tp_plan in transformers 5.17"
+NO_EXPERTS = "has no experts that this engine computes; set moe_expert_parallel_size to 1"
 
 
 class NotSplit(Exception):
@@ -126,25 +130,61 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertShare:
-    """What a rank has of each expert of a module; what it gives is summed over the ranks."""
+    """What a rank has of the experts of a module; what it gives is summed over the ranks."""
 
+    experts: range
+    """Numbers of those that it has, whole or in part."""
     inner: range
-    """Of I."""
+    """Of I, of each of them."""
+    inner_size: int
+    """I"""
     group: TensorParallelGroup
+
+    @classmethod
+    def of(
+        cls, name: str, num_experts: int, inner_size: int, group: TensorParallelGroup, expert_parallel_size: int
+    ) -> ExpertShare:
+        """`expert_parallel_size`: sets of ranks that divide the experts, see WeightLoader. Raises NotSplit."""
+        num_sets, num_parts = expert_parallel_size, group.size // expert_parallel_size
+        divisor = "tensor_parallel_size" if num_sets == 1 else "tensor_parallel_size / moe_expert_parallel_size ="
+        experts = _part(num_experts, group.rank % num_sets, num_sets, "moe_expert_parallel_size", f"experts of {name}")
+        what = f"features between the products of {name}"
+        inner = _part(inner_size, group.rank // num_sets, num_parts, divisor, what)
+        return cls(experts=experts, inner=inner, inner_size=inner_size, group=group)
+
+    @property
+    def has_whole(self) -> bool:
+        """Whether the rank has all of I."""
+        return len(self.inner) == self.inner_size
+
+    @property
+    def part(self) -> str:
+        """Which part of I this is, for names of codes; empty for all."""
+        size = len(self.inner)
+        return "" if self.has_whole else f".{self.inner.start // size}/{self.inner_size // size}"
 
 
 def part_of(number: int, group: TensorParallelGroup, what: str) -> range:
     """This rank's part of so many equal things. Raises NotSplit."""
-    if number % group.size:
-        raise NotSplit(f"tensor_parallel_size {group.size} does not divide the {number} {what}")
-    size = number // group.size
-    return range(group.rank * size, (group.rank + 1) * size)
+    return _part(number, group.rank, group.size, "tensor_parallel_size", what)
+
+
+def _part(number: int, place: int, num_parts: int, key: str, what: str) -> range:
+    if number % num_parts:
+        raise NotSplit(f"{key} {num_parts} does not divide the {number} {what}")
+    size = number // num_parts
+    return range(place * size, (place + 1) * size)
 
 
 def padded_part_of(vocab_size: int, group: TensorParallelGroup) -> range:
     """This rank's tokens: the last rank's end behind the vocabulary where ranks do not divide it."""
     size = -(-vocab_size // group.size)
     return range(group.rank * size, (group.rank + 1) * size)
+
+
+def expert_counts(hf_config: Any) -> set[int]:
+    """How many experts a layer has, under each of the names that configurations have for it."""
+    return {count for key in EXPERT_COUNTS if isinstance(count := getattr(hf_config, key, None), int)}
 
 
 def check_plan(architecture: str, hf_config: Any, num_ranks: int) -> None:

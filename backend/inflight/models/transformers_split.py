@@ -20,9 +20,8 @@ from inflight.models.transformers_experts import ExpertKind, find_experts
 from inflight.models.transformers_linears import linear_layers, sizes_of
 from inflight.models.transformers_plan import (
     EXPERTS,
-    FIRST_OF_EXPERTS,
-    LAST_OF_EXPERTS,
     LINEAR_STYLES,
+    NO_EXPERTS,
     WHOLE_STYLES,
     ExpertShare,
     NotSplit,
@@ -48,22 +47,28 @@ class NetworkSplit:
     """Name of the module, and this rank's rows of it."""
 
     @classmethod
-    def of(cls, outline: Any, group: TensorParallelGroup) -> NetworkSplit:
-        """`outline`: the network, without memory for its weights. Raises NotSplit."""
+    def of(cls, outline: Any, group: TensorParallelGroup, expert_parallel_size: int = 1) -> NetworkSplit:
+        """`outline`: the network, without memory for its weights. `expert_parallel_size`: see ExpertShare. Raises
+        NotSplit."""
         split = cls(group)
         if group.size == 1:
             return split
-        modules, experts = linear_layers(outline, with_tied=True), find_experts(outline)
+        modules = linear_layers(outline, with_tied=True)
+        split.experts = {
+            name: _share_of_experts(name, kind, group, expert_parallel_size)
+            for name, kind in find_experts(outline).items()
+        }
+        if expert_parallel_size > 1 and not split.experts:
+            raise NotSplit(f"moe_expert_parallel_size is {expert_parallel_size}, but it {NO_EXPERTS}")
         by_vocabulary = split._split_vocabulary(outline, modules)
         for name, style, module in _planned(outline, outline.named_modules()):
-            if name in by_vocabulary or style in WHOLE_STYLES:
+            if name in by_vocabulary or name in split.experts or style in WHOLE_STYLES:
                 continue
             if style == EXPERTS:
-                split.experts[name] = _part_of_experts(outline, name, experts.get(name), group)
-            elif style not in LINEAR_STYLES or name not in modules:
+                raise NotSplit(f"its tp_plan splits {name}, whose experts this engine does not compute")
+            if style not in LINEAR_STYLES or name not in modules:
                 raise NotSplit(f"its tp_plan has {style} for {name}, which is a {type(module).__name__}")
-            else:
-                split.linears[name] = Share.of(name, sizes_of(module), LINEAR_STYLES[style], group)
+            split.linears[name] = Share.of(name, sizes_of(module), LINEAR_STYLES[style], group)
         for name, style, parameter in _planned(outline, outline.named_parameters()):
             if name.rpartition(".")[0] in split.experts:
                 continue
@@ -111,7 +116,7 @@ class NetworkSplit:
             _keep(network.get_parameter(name), 0, part)
         for name, experts in self.experts.items():
             for parameter, values in network.get_submodule(name).named_parameters(recurse=False):
-                values.data = _of_experts(parameter, values.data, experts.inner, leads=self.group.rank == 0)
+                values.data = _of_experts(parameter, values.data, experts)
 
 
 class SplitLookup:
@@ -137,21 +142,25 @@ def _planned(outline: Any, parts: Iterator[tuple[str, Any]]) -> Iterator[tuple[s
             yield name, style, part
 
 
-def _part_of_experts(outline: Any, name: str, kind: ExpertKind | None, group: TensorParallelGroup) -> ExpertShare:
-    if kind is None:
-        raise NotSplit(f"its tp_plan splits {name}, whose experts this engine does not compute")
-    parameters = ((f"{name}.{each}", None) for each in (kind.first, "down_proj"))
-    styles = {each.rpartition(".")[2]: style for each, style, _ in _planned(outline, parameters)}
-    first, last = styles.get(kind.first), styles.get("down_proj")
-    if first not in FIRST_OF_EXPERTS or last != LAST_OF_EXPERTS or kind.is_transposed or kind.in_turn:
-        raise NotSplit(f"its tp_plan has {first} and {last} for the weights of {name}")
-    inner = part_of(kind.inner_size, group, f"features between the products of {name}")
-    return ExpertShare(inner=inner, group=group)
+def _share_of_experts(
+    name: str, kind: ExpertKind, group: TensorParallelGroup, expert_parallel_size: int
+) -> ExpertShare:
+    share = ExpertShare.of(name, kind.num_experts, kind.inner_size, group, expert_parallel_size)
+    if not share.has_whole and (kind.is_transposed or kind.in_turn):
+        raise NotSplit(
+            f"of {name} gate and up take turns, or weights are transposed, and ranks have whole experts of such alone "
+            f"(moe_expert_parallel_size {group.size})"
+        )
+    return share
 
 
-def _of_experts(parameter: str, values: Tensor, part: range, *, leads: bool) -> Tensor:
-    """Of a parameter of all experts, (E, C, …) or (E, D, …), what this rank has. `leads`: it adds the last biases."""
-    own = slice(part.start, part.stop)
+def _of_experts(parameter: str, values: Tensor, share: ExpertShare) -> Tensor:
+    """Of a parameter of all experts, (E, C, …) or (E, D, …), what this rank has. Of those that have an expert together
+    the first one adds the last bias."""
+    values = values[share.experts.start : share.experts.stop]
+    if share.has_whole:
+        return values
+    own = slice(share.inner.start, share.inner.stop)
     match parameter:
         case "gate_up_proj" | "gate_up_proj_bias":
             return torch.cat([half[:, own] for half in values.chunk(2, 1)], 1)
@@ -159,8 +168,8 @@ def _of_experts(parameter: str, values: Tensor, part: range, *, leads: bool) -> 
             return values[:, own].contiguous()
         case "down_proj":
             return values[:, :, own].contiguous()
-        case "down_proj_bias":
-            return values if leads else torch.zeros_like(values)
+        case "down_proj_bias" if own.start > 0:
+            return torch.zeros_like(values)
     return values
 
 

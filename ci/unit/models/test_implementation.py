@@ -62,12 +62,11 @@ def test_several_stages_are_refused(tmp_path: Path) -> None:
     assert sentence.endswith("set pipeline_parallel_size to 1")
 
 
-def test_whole_experts_on_ranks_are_refused(tmp_path: Path) -> None:
-    tiny_checkpoints.make_checkpoint(tmp_path, "mixtral-window")
-    options = {"model_impl": "transformers", "tensor_parallel_size": 2, "moe_expert_parallel_size": 2}
-    assert refusal(tmp_path, **options) == (
-        "moe_expert_parallel_size is 2, but transformers' modelling code computes MixtralForCausalLM (model_impl is "
-        "transformers), of whose experts each rank has a part; set moe_expert_parallel_size to 1"
+def test_whole_experts_of_a_network_without_any_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, CONFIGS["apertus"], 1)
+    assert refusal(tmp_path, tensor_parallel_size=2, moe_expert_parallel_size=2) == (
+        f"moe_expert_parallel_size is 2, but ApertusForCausalLM of {tmp_path} has no experts that this engine "
+        "computes; set moe_expert_parallel_size to 1"
     )
 
 

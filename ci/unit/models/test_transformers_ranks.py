@@ -5,10 +5,12 @@ Run: pytest ci/unit/models/test_transformers_ranks.py
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,6 +41,7 @@ PLANS: Mapping[str, PreTrainedConfig] = {
     "gathered-mlp": CONFIGS["glm4"],
     "experts": CONFIGS["qwen3_moe"],
     "experts-beside-all-heads": CONFIGS["olmoe"],
+    "experts-without-plan": CONFIGS["qwen2_moe"],
     "shared-experts": make_config("dots1", **MIXED, **QWEN_EXPERTS, n_routed_experts=4, n_shared_experts=1),
     "latent": make_config("deepseek_v2", **LATENT),
     "sinks": make_config("granite_swa", **MIXED),
@@ -48,6 +51,7 @@ PLANS: Mapping[str, PreTrainedConfig] = {
 """By what the plan of each has, or how it is served."""
 KEY_HEADS = {"heads-and-mlp": 1, "experts": 1, "joined-qkv": 2, "latent": 2, "all-heads": 2}
 """Of a rank: half of those of the network, or all two."""
+WHOLE_EXPERTS = ("experts", "shared-experts", "experts-without-plan")
 CODED = ("awq", "gptq-8", "int4", "mxfp4")
 WIDE = make_config(
     "qwen3_moe",
@@ -59,6 +63,7 @@ WIDE = make_config(
 QUANTIZED = ("int8", "int4")
 ADAPTED = ("heads-and-mlp", "gathered-mlp")
 LENGTHS = (1, 8, 21)
+WHOLE: dict[str, Any] = {"moe_expert_parallel_size": 2}
 
 
 @dataclass
@@ -83,7 +88,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
     folder = tmp_path_factory.mktemp("ranks")
     all_of_them = {
         **{f"plan {name}": _of_plan(folder / name, config) for name, config in PLANS.items()},
+        **{f"whole {name}": _of_plan(folder / f"{name}-whole", PLANS[name], **WHOLE) for name in WHOLE_EXPERTS},
         **{f"codes {kind}": _of_codes(folder / kind, kind) for kind in CODED},
+        "whole codes": _of_codes(folder / "codes-whole", "awq", **WHOLE),
+        "whole quantization": _quantized(folder / "int4-whole", "int4", **WHOLE),
         **{f"quantization {code}": _quantized(folder / f"{code}-made", code) for code in QUANTIZED},
         **{f"adapter {name}": _with_adapter(folder / f"{name}-adapter", PLANS[name]) for name in ADAPTED},
     }
@@ -93,22 +101,22 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
     return all_of_them
 
 
-def _of_plan(folder: Path, config: PreTrainedConfig) -> Served:
+def _of_plan(folder: Path, config: PreTrainedConfig, **options: Any) -> Served:
     checkpoint = write_checkpoint(folder, config, 1)
     samples = [Sample.of(checkpoint, length) for length in LENGTHS]
     works = [sample.work(chunk=7, arrives=2 * place) for place, sample in enumerate(samples)]
     works[2].pauses_at = 5
-    return Served(Case(folder=folder, works=works), samples)
+    return Served(Case(folder=folder, works=works, options=options), samples)
 
 
-def _of_codes(folder: Path, kind: str) -> Served:
+def _of_codes(folder: Path, kind: str, **options: Any) -> Served:
     checkpoint = write_coded_checkpoint(folder, kind, EXPERTS)
     samples = [Sample.of(checkpoint, length) for length in LENGTHS]
     works = [sample.work(chunk=7) for sample in samples]
-    return Served(Case(folder=checkpoint.folder, works=works, options={"cpu_activations": "keep"}), samples)
+    return Served(Case(folder=checkpoint.folder, works=works, options={"cpu_activations": "keep", **options}), samples)
 
 
-def _quantized(folder: Path, code: str) -> Served:
+def _quantized(folder: Path, code: str, **more: Any) -> Served:
     """What one rank gives."""
     write_checkpoint(folder, WIDE, 1)
     options = {"quantization": code, "cpu_activations": "keep"}
@@ -120,7 +128,7 @@ def _quantized(folder: Path, code: str) -> Served:
         samples.append(Sample(work.prompt, work.output, torch.tensor(work.output_log_probs)))
         works.append(again)
     runner.close()
-    return Served(Case(folder=folder, works=works, options=options), samples)
+    return Served(Case(folder=folder, works=works, options={**options, **more}), samples)
 
 
 def _with_adapter(folder: Path, config: PreTrainedConfig) -> Served:
@@ -152,6 +160,11 @@ def test_codes_are_split_and_stay_codes(served: dict[str, Served], kind: str) ->
         assert len(answer.packed) == 4 * EXPERTS.num_hidden_layers + 3 * len(EXPERTS.mlp_only_layers)
 
 
+@pytest.mark.parametrize("name", [*WHOLE_EXPERTS, "codes", "quantization"])
+def test_ranks_with_whole_experts_give_the_same_tokens(served: dict[str, Served], name: str) -> None:
+    served[f"whole {name}"].check()
+
+
 @pytest.mark.parametrize("code", QUANTIZED)
 def test_ranks_make_the_codes_of_one_rank(served: dict[str, Served], code: str) -> None:
     served[f"quantization {code}"].check()
@@ -173,10 +186,10 @@ class Half(TensorParallelGroup):
         self.rank = rank
 
 
-def split_of(config: PreTrainedConfig, rank: int = 0) -> NetworkSplit:
+def split_of(config: PreTrainedConfig, rank: int = 0, expert_parallel_size: int = 1) -> NetworkSplit:
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config)
-    return NetworkSplit.of(outline, Half(rank))
+    return NetworkSplit.of(outline, Half(rank), expert_parallel_size)
 
 
 @pytest.mark.parametrize("name", list(PLANS))
@@ -195,6 +208,21 @@ def test_ranks_share_the_weights(name: str) -> None:
         unequal = [(own, of_all) for own, of_all in zip(shape, sizes[each], strict=True) if own != of_all]
         assert unequal in ([], [(-(-of_all // 2), of_all) for _, of_all in unequal[:1]])
     assert sum(map(math.prod, first.values())) < 0.75 * sum(map(math.prod, sizes.values()))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss"])
+def test_ranks_divide_whole_experts(name: str) -> None:
+    """With their biases, whether weights are transposed or gate and up take turns."""
+    whole = AutoModelForCausalLM.from_config(CONFIGS[name])
+    halves = []
+    for rank in (0, 1):
+        network = copy.deepcopy(whole)
+        split_of(CONFIGS[name], rank, 2).cut(network)
+        halves.append(dict(network.named_parameters()))
+    parameters = {each: values for each, values in whole.named_parameters() if ".experts." in each}
+    assert parameters
+    for each, values in parameters.items():
+        assert torch.equal(torch.cat([half[each] for half in halves]), values)
 
 
 @pytest.mark.parametrize(
@@ -235,3 +263,33 @@ def config_alone(folder: Path, config: PreTrainedConfig) -> Path:
 def test_sizes_that_ranks_do_not_divide_are_refused(config: PreTrainedConfig, reason: str) -> None:
     with pytest.raises(NotSplit, match=f"^{reason}$"):
         split_of(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "expert_parallel_size", "reason"),
+    [
+        (
+            make_config("mixtral", num_local_experts=5),
+            2,
+            "moe_expert_parallel_size 2 does not divide the 5 experts of model.layers.0.mlp.experts",
+        ),
+        (
+            make_config("aria_text", moe_num_experts=4),
+            2,
+            "moe_expert_parallel_size is 2, but it has no experts that this engine computes; set "
+            "moe_expert_parallel_size to 1",
+        ),
+        (
+            CONFIGS["gpt_oss"],
+            1,
+            "of model.layers.0.mlp.experts gate and up take turns, or weights are transposed, and ranks have whole "
+            "experts of such alone (moe_expert_parallel_size 2)",
+        ),
+    ],
+)
+def test_experts_that_ranks_do_not_divide_are_refused(
+    config: PreTrainedConfig, expert_parallel_size: int, reason: str
+) -> None:
+    with pytest.raises(NotSplit) as caught:
+        split_of(config, expert_parallel_size=expert_parallel_size)
+    assert str(caught.value) == reason
