@@ -1,4 +1,4 @@
-"""Networks that transformers' modelling code computes on two ranks, each a process."""
+"""Networks that transformers' modelling code computes on several ranks, each a process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from model_driver import Driver, Work
-from rank_processes import PipeGroup, run_on_two_ranks
+from rank_processes import PipeGroup, run_on_ranks
 from transformers_runner import config_of
 
 from inflight.lora import AdapterOrders, AdapterPart
@@ -40,9 +40,9 @@ class Answer:
     """Linear layers whose weights C++ has packed."""
 
 
-def serve(cases: Sequence[Case]) -> list[list[Answer]]:
+def serve(cases: Sequence[Case], num_ranks: int = 2) -> list[list[Answer]]:
     """Of each rank those of all cases. Starting ranks takes longest, so they serve all in one life."""
-    return run_on_two_ranks(_serve, list(cases))
+    return run_on_ranks(num_ranks, _serve, list(cases))
 
 
 def _serve(rank_group: PipeGroup, cases: list[Case]) -> list[Answer]:

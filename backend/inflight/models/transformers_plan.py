@@ -46,15 +46,11 @@ OF_EXPERTS = frozenset({"packed_colwise", "colwise", "rowwise"})
 WHOLE_STYLES = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj", "embedding_rowwise"})
 """Of modules that every rank has whole; and of embeddings, which are split by vocabulary whatever a plan says."""
 KNOWN_STYLES = LINEAR_STYLES.keys() | WHOLE_STYLES | {EXPERTS} | OF_EXPERTS
-HEAD_COUNTS = (
-    "num_attention_heads",
-    "num_key_value_heads",
-    "num_global_key_value_heads",
-    "swa_num_attention_heads",
-    "swa_num_key_value_heads",
-    "num_attention_heads_per_layer",
-)
+HEAD_COUNTS = ("num_attention_heads", "swa_num_attention_heads", "num_attention_heads_per_layer")
 """Keys of configurations; the last one has a number for each layer."""
+KEY_HEAD_COUNTS = ("num_key_value_heads", "num_global_key_value_heads", "swa_num_key_value_heads")
+KEY_LAYERS = ("k_proj", "v_proj")
+"""Names of layers that make keys and values alone, of which ranks may have copies of a head."""
 
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -95,6 +91,21 @@ class Share:
             inputs = part_of(num_inputs, group, f"inputs of {name}")
         return cls(
             num_inputs=num_inputs, num_outputs=num_outputs, inputs=inputs, outputs=outputs, split=split, group=group
+        )
+
+    @classmethod
+    def of_key_heads(cls, sizes: tuple[int, int], num_heads: int, group: TensorParallelGroup) -> Share:
+        """Of a layer with the keys, or the values, of so many heads, fewer than ranks, which have copies of them."""
+        num_inputs, num_outputs = sizes
+        size = num_outputs // num_heads
+        first = group.rank * num_heads // group.size * size
+        return cls(
+            num_inputs=num_inputs,
+            num_outputs=num_outputs,
+            inputs=range(num_inputs),
+            outputs=range(first, first + size),
+            split=Split.OUTPUTS,
+            group=group,
         )
 
     @classmethod
@@ -200,8 +211,11 @@ def check_plan(architecture: str, hf_config: Any, num_ranks: int) -> None:
         raise NotSplit(f"its tp_plan has styles that this engine does not know: {', '.join(unknown)}")
     if not any(style == "colwise" and ("attn" in name or "attention" in name) for name, style in plan.items()):
         return  # every rank has all heads
-    for key in HEAD_COUNTS:
+    has_copies = any(style == "colwise" and name.endswith(KEY_LAYERS) for name, style in plan.items())
+    for key in (*HEAD_COUNTS, *KEY_HEAD_COUNTS):
         counts = getattr(text_config, key, None)
         for count in counts if isinstance(counts, list | tuple) else [counts]:
-            if isinstance(count, int) and count % num_ranks:
+            if not isinstance(count, int) or count % num_ranks == 0:
+                continue
+            if not (has_copies and key in KEY_HEAD_COUNTS and count > 0 and num_ranks % count == 0):
                 raise NotSplit(f"{num_ranks} ranks do not divide its {key} ({count})")

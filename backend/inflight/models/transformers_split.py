@@ -20,6 +20,7 @@ from inflight.models.transformers_experts import ExpertKind, find_experts
 from inflight.models.transformers_linears import linear_layers, sizes_of
 from inflight.models.transformers_plan import (
     EXPERTS,
+    KEY_LAYERS,
     LINEAR_STYLES,
     NO_EXPERTS,
     WHOLE_STYLES,
@@ -41,6 +42,8 @@ class NetworkSplit:
     """By the names of layers, the head included. Others are whole."""
     experts: dict[str, ExpertShare] = field(default_factory=dict)
     """By the names of modules of experts."""
+    num_copies: dict[str, int] = field(default_factory=dict)
+    """Ranks that have the same head of keys, by the names of modules that attend, where those are several."""
     vectors: dict[str, range] = field(default_factory=dict)
     """Of parameters with a number for each head, by their names."""
     embedding: tuple[str, range] | None = None
@@ -68,7 +71,12 @@ class NetworkSplit:
                 raise NotSplit(f"its tp_plan splits {name}, whose experts this engine does not compute")
             if style not in LINEAR_STYLES or name not in modules:
                 raise NotSplit(f"its tp_plan has {style} for {name}, which is a {type(module).__name__}")
-            split.linears[name] = Share.of(name, sizes_of(module), LINEAR_STYLES[style], group)
+            kind, num_heads = LINEAR_STYLES[style], _num_key_heads(outline, name)
+            if kind is Split.OUTPUTS and 0 < num_heads < group.size and group.size % num_heads == 0:
+                split.num_copies[name.rpartition(".")[0]] = group.size // num_heads
+                split.linears[name] = Share.of_key_heads(sizes_of(module), num_heads, group)
+            else:
+                split.linears[name] = Share.of(name, sizes_of(module), kind, group)
         for name, style, parameter in _planned(outline, outline.named_parameters()):
             if name.rpartition(".")[0] in split.experts:
                 continue
@@ -112,6 +120,9 @@ class NetworkSplit:
             if layer.bias is not None:
                 _keep(layer.bias, 0, share.outputs)
                 layer.bias = layer.bias if share.has_bias else None
+        for name, num_copies in self.num_copies.items():
+            attention = network.get_submodule(name)
+            attention.num_key_value_groups //= num_copies
         for name, part in self.vectors.items():
             _keep(network.get_parameter(name), 0, part)
         for name, experts in self.experts.items():
@@ -140,6 +151,17 @@ def _planned(outline: Any, parts: Iterator[tuple[str, Any]]) -> Iterator[tuple[s
         general = ".".join("*" if each.isdigit() else each for each in name.split("."))
         if (style := outline.tp_plan.get(general)) is not None:
             yield name, style, part
+
+
+def _num_key_heads(outline: Any, name: str) -> int:
+    """Heads of keys and values of the module that attends, of the layer of that name; 0 = it makes none, or nobody can
+    say."""
+    parent, _, ending = name.rpartition(".")
+    attention = outline.get_submodule(parent)
+    keys, size = getattr(attention, "k_proj", None), getattr(attention, "head_dim", None)
+    if ending not in KEY_LAYERS or not isinstance(size, int) or not hasattr(attention, "num_key_value_groups"):
+        return 0
+    return 0 if keys is None else int(sizes_of(keys)[1] // size)
 
 
 def _share_of_experts(

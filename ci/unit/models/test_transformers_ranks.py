@@ -1,4 +1,4 @@
-"""Networks that transformers' modelling code computes are split over two ranks by their `tp_plan`.
+"""Networks that transformers' modelling code computes are split over ranks by their `tp_plan`.
 
 Run: pytest ci/unit/models/test_transformers_ranks.py
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from model_driver import Driver, Work
 from tiny_checkpoints import make_prompt, write_checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers_checkpoints import CONFIGS, LATENT, MIXED, QWEN_EXPERTS, make_config
+from transformers_checkpoints import CONFIGS, GEMMA, LATENT, MIXED, QWEN_EXPERTS, WINDOW, make_config
 from transformers_ranks import Answer, Case, serve
 from transformers_runner import NUM_TOKENS, Sample, load, refusal
 
@@ -47,10 +47,22 @@ PLANS: Mapping[str, PreTrainedConfig] = {
     "sinks": make_config("granite_swa", **MIXED),
     "even-vocabulary": make_config("helium", vocab_size=204),
     "one-by-one": make_config("hrm_text"),
+    "one-key-head": make_config("gemma3_text", **GEMMA, num_key_value_heads=1),
 }
 """By what the plan of each has, or how it is served."""
-KEY_HEADS = {"heads-and-mlp": 1, "experts": 1, "joined-qkv": 2, "latent": 2, "all-heads": 2}
-"""Of a rank: half of those of the network, or all two."""
+KEY_HEADS = {"heads-and-mlp": 1, "one-key-head": 1, "experts": 1, "joined-qkv": 2, "latent": 2, "all-heads": 2}
+"""Of a rank: half of those of the network, or all two, or the only one."""
+ON_FOUR: Mapping[str, tuple[PreTrainedConfig, int, list[int]]] = {
+    "one-key-head": (make_config("qwen3_moe", **QWEN_EXPERTS, num_key_value_heads=1), 4, [1, 1, 1]),
+    "two-key-heads": (make_config("qwen3_moe", **QWEN_EXPERTS, num_key_value_heads=2), 2, [1, 1, 1]),
+    "biases-of-one": (make_config("starcoder2", **WINDOW, num_key_value_heads=1), 1, [1, 1, 1]),
+    "one-or-two-by-layer": (
+        make_config("mimo_v2_flash", **MIXED, **QWEN_EXPERTS, v_head_dim=8, num_key_value_heads=1),
+        1,
+        [1, 1, 1],
+    ),
+}
+"""Key heads fewer than ranks: a configuration, its `moe_expert_parallel_size`, and key heads of a rank's layers."""
 WHOLE_EXPERTS = ("experts", "shared-experts", "experts-without-plan")
 CODED = ("awq", "gptq-8", "int4", "mxfp4")
 WIDE = make_config(
@@ -75,16 +87,36 @@ class Served:
     answers: list[Answer] = field(default_factory=list)
 
     def check(self) -> None:
-        """The tokens of transformers, and the same bits on both ranks."""
-        first, other = self.answers
+        """The tokens of transformers, and the same bits on all ranks."""
+        first, *others = self.answers
         for sample, work in zip(self.samples, first.works, strict=True):
             sample.check(work)
-        assert [work.output_log_probs for work in first.works] == [work.output_log_probs for work in other.works]
+        bits = [work.output_log_probs for work in first.works]
+        assert others
+        assert all(bits == [work.output_log_probs for work in other.works] for other in others)
+
+
+@pytest.fixture(scope="module")
+def served_by_four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
+    folder = tmp_path_factory.mktemp("four-ranks")
+    all_of_them = {
+        name: _of_plan(folder / name, config, moe_expert_parallel_size=num_sets)
+        for name, (config, num_sets, _) in ON_FOUR.items()
+    }
+    all_of_them["adapter"] = _with_adapter(folder / "adapter", PLANS["one-key-head"])
+    _ask(all_of_them.values(), 4)
+    return all_of_them
+
+
+def _ask(of_ranks: Collection[Served], num_ranks: int) -> None:
+    for answers in serve([each.case for each in of_ranks], num_ranks):
+        for each, answer in zip(of_ranks, answers, strict=True):
+            each.answers.append(answer)
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
-    """All that this file asks of ranks."""
+    """All that this file asks of two ranks."""
     folder = tmp_path_factory.mktemp("ranks")
     all_of_them = {
         **{f"plan {name}": _of_plan(folder / name, config) for name, config in PLANS.items()},
@@ -95,9 +127,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Served]:
         **{f"quantization {code}": _quantized(folder / f"{code}-made", code) for code in QUANTIZED},
         **{f"adapter {name}": _with_adapter(folder / f"{name}-adapter", PLANS[name]) for name in ADAPTED},
     }
-    for answers in serve([each.case for each in all_of_them.values()]):
-        for each, answer in zip(all_of_them.values(), answers, strict=True):
-            each.answers.append(answer)
+    _ask(all_of_them.values(), 2)
     return all_of_them
 
 
@@ -151,6 +181,17 @@ def test_two_ranks_give_the_tokens_of_transformers(served: dict[str, Served], na
 def test_a_rank_keeps_keys_of_its_heads(served: dict[str, Served], name: str) -> None:
     for answer in served[f"plan {name}"].answers:
         assert answer.num_heads == [KEY_HEADS[name]] * PLANS[name].num_hidden_layers
+
+
+@pytest.mark.parametrize("name", list(ON_FOUR))
+def test_ranks_have_copies_of_a_key_head(served_by_four: dict[str, Served], name: str) -> None:
+    served_by_four[name].check()
+    for answer in served_by_four[name].answers:
+        assert answer.num_heads == ON_FOUR[name][2]
+
+
+def test_adapters_change_copies(served_by_four: dict[str, Served]) -> None:
+    served_by_four["adapter"].check()
 
 
 @pytest.mark.parametrize("kind", CODED)
@@ -230,7 +271,10 @@ def test_ranks_divide_whole_experts(name: str) -> None:
     [
         (CONFIGS["nemotron"], "it has no tp_plan in transformers 5.17"),
         (CONFIGS["llama4_text"], "its tp_plan has styles that this engine does not know: packed_rowwise"),
-        (make_config("apertus", num_key_value_heads=1), "2 ranks do not divide its num_key_value_heads (1)"),
+        (
+            make_config("apertus", num_attention_heads=6, num_key_value_heads=3),
+            "2 ranks do not divide its num_key_value_heads (3)",
+        ),
         (make_config("gemma3n_text"), "its MLPs keep the largest of all their features, which its tp_plan splits"),
     ],
 )
