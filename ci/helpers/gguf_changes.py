@@ -6,6 +6,7 @@ Legend: D inputs, H heads, K key heads of a DeltaNet, R value heads of each, L e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 ADDS_ONE = ("gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
+DENSE_OF_KIMI = re.compile(r"\.block_sparse_moe\.(?=(gate|up|down)_proj)")
+"""transformers gives dense feed-forwards the names of experts when it saves."""
 TILED = ("qwen3_5_text", "qwen3_5_moe_text")
 """Of their DeltaNets the file has the first value head of each key head, then the second of each."""
 
@@ -56,6 +59,10 @@ def parts_of(config: Any, key: str, tensor: Tensor) -> dict[str, Tensor]:
     elif "query_key_value" in key:
         by_head = tensor.view(config.num_attention_heads, 3, -1, *tensor.shape[1:])
         return {key: by_head.transpose(0, 1).reshape(tensor.shape)}
+    elif kind == "gpt2" and key.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+        return {key: tensor.T}
+    elif kind == "kimi_linear":
+        key = DENSE_OF_KIMI.sub(".mlp.", key)
     if kind in TILED and "linear_attn" in key:
         tensor = _tiled(config, key, tensor)
     return {_renamed(key): _reshaped(config, key, tensor)}
@@ -125,6 +132,8 @@ def _renamed(key: str) -> str:
 
 
 def _reshaped(config: Any, key: str, tensor: Tensor) -> Tensor:
+    if config.model_type == "kimi_linear" and "_conv1d" in key:
+        return tensor[None]
     if key.endswith(("conv1d.weight", "conv.conv.weight")):
         return tensor.squeeze(1)
     if key.endswith((".mamba.A_log", ".mamba.D", ".mixer.A_log", ".mixer.D")):

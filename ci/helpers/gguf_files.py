@@ -55,6 +55,8 @@ ARCHITECTURES = {
     "glm4_moe_lite": "deepseek2",
     "lfm2_moe": "lfm2moe",
     "granitemoehybrid": "granitehybrid",
+    "bamba": "granitehybrid",
+    "kimi_linear": "kimi-linear",
     "falcon_h1": "falcon-h1",
     "ernie4_5_moe": "ernie4_5-moe",
     "minimax_m2": "minimax-m2",

@@ -9,6 +9,7 @@ from gguf_gemma4 import GEMMA_4, KEYS
 from tiny_checkpoints import SIZES
 from transformers import (
     ArceeConfig,
+    BambaConfig,
     Cohere2Config,
     CohereConfig,
     DeepseekV2Config,
@@ -22,11 +23,13 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
     GraniteMoeHybridConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     LlamaConfig,
@@ -242,6 +245,26 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "granite-hybrid": GraniteMoeHybridConfig(
         **{**GRANITE_HYBRID, "intermediate_size": 96}, num_local_experts=0, num_experts_per_tok=0
     ),
+    "bamba": BambaConfig(
+        **{key: value for key, value in GRANITE_HYBRID.items() if key not in (*GRANITE, "layer_types")}
+        | {"mamba_n_groups": 2, "hidden_size": 64, "attn_layer_indices": [1]},
+    ),
+    "kimi-linear": KimiLinearConfig(
+        **{key: value for key, value in LATENTS.items() if key != "n_routed_experts"},
+        num_local_experts=8,
+        n_group=2,
+        topk_group=1,
+        linear_num_heads=4,
+        linear_head_dim=32,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    ),
+    "gpt2": GPT2Config(
+        **{key: WIDE[key] for key in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")},
+        n_embd=64,
+        n_layer=3,
+        n_head=2,
+        n_positions=128,
+    ),
     "granite-hybrid-moe": GraniteMoeHybridConfig(**GRANITE_HYBRID, num_local_experts=4, num_experts_per_tok=2),
     "nemotron-h": NemotronHConfig(**NEMOTRON_H, layers_block_type=["mamba", "mlp", "attention", "mamba"]),
     "nemotron-3": NemotronHConfig(
@@ -391,6 +414,16 @@ MORE_KEYS: dict[str, dict[str, Named]] = {
         "expert_shared_feed_forward_length": "shared_intermediate_size",
         "rope.scaling.finetuned": lambda config: False,
     },
+    "bamba": {**MAMBA_KEYS, "rope.scaling.finetuned": lambda config: True},
+    "kimi_linear": {
+        **LATENT_KEYS,
+        **LOCAL_EXPERTS,
+        "attention.head_count_kv": lambda config: [int(each) for each in layers_that_attend(config)],
+        "expert_gating_func": lambda config: 2,
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+        "kda.head_dim": "linear_head_dim",
+    },
+    "gpt2": {"feed_forward_length": lambda config: 4 * config.n_embd},
     "nemotron_h": NEMOTRON_H_KEYS,
     "nemotron_h_moe": {
         **NEMOTRON_H_KEYS,

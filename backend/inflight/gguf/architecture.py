@@ -80,6 +80,10 @@ class Architecture:
     """Of the rows of a layer's tensors, where transformers has another one."""
     column_orders: Mapping[str, OrderOf] = field(default_factory=dict)
     """The same of columns."""
+    ones: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """A layer's vectors that have in transformers so many dimensions of 1 before and behind."""
+    has_turned_matrices: bool = False
+    """Whether transformers has matrices (inputs, outputs), where all files have (outputs, inputs)."""
     rows: frozenset[str] = frozenset({"ffn_gate_inp_shexp"})
     """A layer's tensors that are matrices of one row in transformers, and vectors in some files."""
     experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

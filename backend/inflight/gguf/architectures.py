@@ -33,7 +33,7 @@ from inflight.gguf.hybrids import (
     NEMOTRON_H_MOE,
     QWEN3_NEXT,
 )
-from inflight.gguf.latents import DEEPSEEK
+from inflight.gguf.latents import DEEPSEEK, KIMI_LINEAR
 from inflight.gguf.metadata import Metadata
 from inflight.gguf.orders import heads_with_all
 
@@ -316,6 +316,28 @@ ARCHITECTURES = {
         flags={"attention_bias": "attention.query_key_value.bias"},
         values={"hidden_act": "gelu"},
     ),
+    "gpt2": Architecture(
+        network="GPT2LMHeadModel",
+        model_type="gpt2",
+        layers="transformer.h",
+        top={
+            "token_embd": "transformer.wte",
+            "position_embd": "transformer.wpe",
+            "output_norm": "transformer.ln_f",
+        },
+        names={
+            "attn_norm": "ln_1",
+            "attn_qkv": "attn.c_attn",
+            "attn_output": "attn.c_proj",
+            "ffn_norm": "ln_2",
+            "ffn_up": "mlp.c_fc",
+            "ffn_down": "mlp.c_proj",
+        },
+        has_turned_matrices=True,
+        norm_eps={LAYER_NORM: "layer_norm_epsilon"},
+        flags={},
+        values={"activation_function": "gelu_new"},
+    ),
     "arcee": Architecture(
         network="ArceeForCausalLM",
         model_type="arcee",
@@ -323,6 +345,7 @@ ARCHITECTURES = {
         values={"hidden_act": "relu2"},
     ),
     "deepseek2": DEEPSEEK,
+    "kimi-linear": KIMI_LINEAR,
     "lfm2": LFM2,
     "lfm2moe": LFM2_MOE,
     "falcon-h1": FALCON_H1,
@@ -351,7 +374,8 @@ def find_architecture(metadata: Metadata) -> Architecture:
     found = ARCHITECTURES[name]
     for said, variant in found.variants.items():
         key, wanted = (said, None) if isinstance(said, str) else said
-        number = metadata.whole_of_all(f"{name}.{key}", 0)
+        value = metadata.values.get(f"{name}.{key}", 0)
+        number = int(value) if isinstance(value, bool) else metadata.whole_of_all(f"{name}.{key}", 0)
         if number and wanted in (None, number):
             return variant
     return found

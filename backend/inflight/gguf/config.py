@@ -19,7 +19,7 @@ from inflight.gguf.tensor_types import BF16, F16, F32, FLOATS, NOT_READ, TensorT
 from inflight.gguf.tensors import EMBEDDING, named_tensors, num_computed_layers
 
 METHOD = "gguf"
-"""quant_method of quantization_config, where a weight is quantised."""
+"""quant_method of quantization_config, where a weight is quantised, or has not the shape that it has elsewhere."""
 DTYPES = {F32.name: "float32", F16.name: "float16", BF16.name: "bfloat16"}
 QUANTIZED_DTYPE = "bfloat16"
 """Of activations where weights are quantised: most such models were trained in it, and some overflow float16."""
@@ -66,7 +66,8 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     windows = _windows(file, architecture, prefix, num_layers)
     own: Mapping[str, Any] = {}
     if architecture.own_values is not None:
-        own = architecture.own_values(file, prefix, [kind == SLIDING for kind in windows["layer_types"]])
+        kinds = windows.get("layer_types", [FULL] * num_layers)
+        own = architecture.own_values(file, prefix, [kind == SLIDING for kind in kinds])
     inner_names = {found[1] for name in tensors if (found := re.fullmatch(rf"{architecture.layers}\.\d+\.(.+)", name))}
     values: dict[str, Any] = {
         "architectures": [architecture.network],
@@ -102,7 +103,7 @@ def config_of(file: GgufFile) -> dict[str, Any]:
                 f"{file.path}: {prefix}.rope.dimension_count ({rotary_dim}) must be the size of a head ({head_dim})"
             )
         values["rope_parameters"]["partial_rotary_factor"] = rotary_dim / head_dim
-    if any(info.type not in FLOATS for info in file.tensors.values()):
+    if architecture.has_turned_matrices or any(info.type not in FLOATS for info in file.tensors.values()):
         values["quantization_config"] = {"quant_method": METHOD}
     return values
 

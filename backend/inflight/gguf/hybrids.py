@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+from inflight.errors import ConfigurationError
 from inflight.gguf.architecture import LAYER_NORM, Q_BIAS, Architecture
 from inflight.gguf.experts import (
     EXPERT_GROUPS,
@@ -15,6 +18,7 @@ from inflight.gguf.experts import (
     SIGMOID,
     SOFTMAX,
 )
+from inflight.gguf.file import GgufFile
 from inflight.gguf.orders import (
     numbers_of_value_heads,
     sections_by_key_heads,
@@ -110,15 +114,47 @@ GRANITE_HYBRID = Architecture(
     joined_names={"shared_mlp.input_linear": ("ffn_gate", "ffn_up")},
     keys={**GRANITE_SCALES, **MAMBA_KEYS, "expert_shared_feed_forward_length": "shared_intermediate_size"},
     quotients={**MAMBA_HEADS, "mamba_expand": ("ssm.inner_size", "embedding_length")},
-    # With it layers that attend are rotated, as Bamba's, which has other tensors.
     neutral={"rope.scaling.finetuned": False},
     flags={"attention_bias": Q_BIAS, **MAMBA_BIASES},
     kinds={"layer_types": {"ssm_in": "mamba", "attn_q": "attention"}},
     values={"num_local_experts": 0, "num_experts_per_tok": 0, "position_embedding_type": "nope"},
 )
+
+
+def _attending_layers(file: GgufFile, prefix: str, has_window: Sequence[bool]) -> dict[str, Any]:
+    """Of Bamba, which always rotates half of each head."""
+    rotated, num_heads = f"{prefix}.rope.dimension_count", file.metadata.whole_of_all(f"{prefix}.attention.head_count")
+    head_dim = file.metadata.whole(f"{prefix}.embedding_length") // max(num_heads, 1)
+    if 2 * file.metadata.whole(rotated) != head_dim:
+        raise ConfigurationError(f"{file.path}: {rotated} must be half the size of a head ({head_dim})")
+    attending = [layer for layer in range(len(has_window)) if f"blk.{layer}.attn_q.weight" in file.tensors]
+    return {"attn_layer_indices": attending}
+
+
+BAMBA = Architecture(
+    network="BambaForCausalLM",
+    model_type="bamba",
+    rotates_neighbours=True,
+    rotates_parts=True,
+    top={"output_norm": "model.final_layernorm"},
+    names={
+        **MAMBA,
+        "ffn_norm": "pre_ff_layernorm",
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+    },
+    whole_names=MAMBA_WHOLE,
+    keys=MAMBA_KEYS,
+    quotients={**MAMBA_HEADS, "mamba_expand": ("ssm.inner_size", "embedding_length")},
+    neutral={"rope.scaling.finetuned": True},
+    flags={"attention_bias": Q_BIAS, "mlp_bias": "feed_forward.down_proj.bias", **MAMBA_BIASES},
+    own_values=_attending_layers,
+)
 GRANITE_4 = replace(
     GRANITE_HYBRID,
     variants={
+        "rope.scaling.finetuned": BAMBA,
         "expert_count": replace(
             GRANITE_HYBRID,
             names={
@@ -131,7 +167,7 @@ GRANITE_4 = replace(
             keys={**GRANITE_HYBRID.keys, **LOCAL_EXPERTS},
             neutral={**GRANITE_HYBRID.neutral, "expert_weights_norm": True, "expert_gating_func": SOFTMAX},
             values={"position_embedding_type": "nope"},
-        )
+        ),
     },
 )
 NEMOTRON_H = Architecture(

@@ -28,8 +28,8 @@ GATED_NORM = "ssm_norm"
 DECAYS = "ssm_a"
 VECTORS = frozenset({DECAYS, "ssm_d", GATED_NORM})
 """Matrices in some files, of as many elements."""
-CONVOLUTIONS = frozenset({"ssm_conv1d", "shortconv.conv"})
-"""Their weights have one dimension more, of 1, in the middle."""
+CONVOLUTIONS = frozenset({"ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "shortconv.conv"})
+"""Their weights have three dimensions, of which the one in the middle is 1; in files there may be fewer, or more."""
 
 
 class Change(Enum):
@@ -193,11 +193,12 @@ class _Naming:
     def _tensor(self, info: TensorInfo, stem: str) -> NamedTensor:
         architecture, shape = self._architecture, info.shape
         if stem in VECTORS:
-            shape = (math.prod(shape),)
+            before, behind = architecture.ones.get(stem, (0, 0))
+            shape = (1,) * before + (math.prod(shape),) + (1,) * behind
         elif stem in architecture.rows:
             shape = (1, shape[-1])
-        elif stem in CONVOLUTIONS and len(shape) == 2:
-            shape = (shape[0], 1, shape[1])
+        elif stem in CONVOLUTIONS and len(shape) > 1:
+            shape = (math.prod(shape[:-1]), 1, shape[-1])
         turned = TURNED if architecture.rotates_neighbours else {}
         change = None
         if stem == DECAYS:

@@ -291,7 +291,7 @@ def test_what_would_be_computed_otherwise_is_refused(
         (
             "granite-hybrid",
             lambda w: w.add_rope_scaling_finetuned(True),
-            "granitehybrid.rope.scaling.finetuned must be",
+            "granitehybrid.attention.scale, granitehybrid.embedding_scale, granitehybrid.",
         ),
         (
             "deepseek-v2",
@@ -320,6 +320,8 @@ def test_what_would_be_computed_otherwise_is_refused(
             lambda w: w.add_head_count_kv([2, 2]),
             "gemma4.attention.head_count_kv must be a whole number, or o",
         ),
+        ("bamba", lambda w: w.add_rope_dimension_count(32), "granitehybrid.rope.dimension_count must be half the size"),
+        ("kimi-linear", lambda w: w.add_expert_gating_func(ExpertGatingFuncType.SOFTMAX), "kimi-linear.expert_gating_"),
         ("lfm2", lambda w: w.add_block_count(4), "layer 3 has none of the tensors shortconv.conv, attn_q"),
     ],
 )
@@ -355,11 +357,11 @@ def test_an_expert_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    writer = GGUFWriter(tmp_path / "x.gguf", "gpt2")
+    writer = GGUFWriter(tmp_path / "x.gguf", "mamba2")
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
         write()
     writer.close()
     assert refusal(lambda: make_folder(tmp_path / "x.gguf")) == (
-        f"{tmp_path}/x.gguf: general.architecture 'gpt2' is not supported in GGUF files; these are: "
+        f"{tmp_path}/x.gguf: general.architecture 'mamba2' is not supported in GGUF files; these are: "
         f"{', '.join(ARCHITECTURES)}"
     )

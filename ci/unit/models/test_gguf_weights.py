@@ -97,6 +97,7 @@ def test_so_they_multiply_those_of_k_quants(name: str, kind: GGMLQuantizationTyp
     [
         *("gemma3", "gemma4", "gemma4-experts", "gpt-oss", "glm4-moe", "granite-moe", "qwen2-moe", "cohere2"),
         *("qwen3_5", "qwen3-next", "deepseek-v3", "lfm2-moe", "granite-hybrid-moe", "nemotron-3", "falcon-h1"),
+        *("bamba", "kimi-linear", "gpt2"),
     ],
 )
 def test_so_they_multiply_those_of_networks_with_more_parts(
@@ -161,6 +162,15 @@ def test_keys_of_layers_that_use_those_of_others_are_not_read(tmp_path: Path) ->
         ),
         ("nemotron-h", "blk.3.ssm_dt.bias", None, "has no tensor backbone.layers.3.mixer.dt_bias"),
         ("falcon-h1", "blk.1.ssm_a", (5, 1), "model.layers.1.mamba.A_log has shape [5], config.json asks for [4]"),
+        ("kimi-linear", "blk.0.ssm_a", (1, 1, 5, 1), "self_attn.A_log has shape [1, 1, 5, 1], config.json asks for"),
+        ("kimi-linear", "blk.2.ssm_conv1d_k.weight", (1, 127, 1, 4), "k_conv1d.weight has shape [127, 1, 4], config"),
+        ("gpt2", "position_embd.weight", (127, 64), "transformer.wpe.weight has shape [127, 64], config.json asks for"),
+        (
+            "gpt2",
+            "blk.1.attn_qkv.weight",
+            (64, 192),
+            "attn.c_attn.weight has shape [64, 192], config.json asks for [19",
+        ),
         ("lfm2", "blk.0.shortconv.conv.weight", (63, 3), "conv.conv.weight has shape [63, 1, 3], config.json asks for"),
         ("lfm2", "blk.2.shortconv.in_proj.weight", None, "has no tensor model.layers.2.conv.in_proj.weight"),
         ("gemma4", "blk.0.layer_output_scale.weight", None, "has no tensor model.layers.0.layer_scalar"),

@@ -6,7 +6,7 @@ Legend: I input features, O output features.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -25,10 +25,10 @@ from inflight_kernels.moe import ExpertWeights
 
 @dataclass(frozen=True, slots=True)
 class GgufFormat:
-    """`<name>.weight` (O, I) of any type of ggml's. Those that have a scale for each 16 or 32 inputs stay codes, if
-    none divides a group: a rank's share of the inputs. Blocks of several types, of layers in one product, have the
-    codes that all of them can have, if these are whole numbers; so do a layer's experts. Products of codes are for
-    CPUs."""
+    """`<name>.weight` (O, I) of any type of ggml's, floats too. Those that have a scale for each 16 or 32 inputs stay
+    codes, if none divides a group: a rank's share of the inputs. Blocks of several types, of layers in one product,
+    have the codes that all of them can have, if these are whole numbers; so do a layer's experts. Products of codes are
+    for CPUs."""
 
     quantized: ClassVar[str] = "gguf"
     has_expert_kernel: ClassVar[bool] = True
@@ -36,6 +36,7 @@ class GgufFormat:
 
     def read(self, checkpoint: Checkpoint, blocks: Sequence[Block], target: Target) -> Weight:
         """See WeightFormat."""
+        blocks = [replace(block, transposed=False) for block in blocks]  # whatever other checkpoints have
         coding = _kept_coding(checkpoint, blocks, target)
         if coding is None:
             return DenseFormat().read(checkpoint, blocks, target)
