@@ -22,14 +22,8 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize, quantize
 from gguf_changes import change_of, parts_of
 from gguf_gemma4 import size_of_global_heads
-from gguf_networks import (
-    CONFIGS,
-    MORE_KEYS,
-    NAMES_WINDOWS,
-    WIDE,
-    kind_of,
-    layers_that_attend,
-)
+from gguf_keys import MORE_KEYS, NAMES_WINDOWS, kind_of, layers_that_attend
+from gguf_networks import CONFIGS, WIDE
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import TinyCheckpoint, needs_eager, write_checkpoint
