@@ -21,18 +21,21 @@ GGUF = "model.gguf"
 """Link to a GGUF file, in the folder that was made of its metadata."""
 GGUF_PARTS = "model-*-of-*.gguf"
 """Likewise to the parts behind the first one, of a model in several files."""
-VOCABULARIES = ("tokenizer.json", "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
+TOKENIZER = "tokenizer.json"
+VOCABULARIES = (TOKENIZER, "*.model", "vocab*.*", "*.tiktoken", "tekken.json")
 """Files with a tokenizer's vocabulary. tokenizer_config.json has none."""
 TEMPLATES = "additional_chat_templates"
 MODULES = "modules.json"
-"""Which parts sentence-transformers makes a model's vectors with. This and the next two are read by who answers with
-vectors."""
+"""Which parts sentence-transformers makes a model's vectors or scores with."""
 POOLING = "1_Pooling/config.json"
 PROMPTS = "config_sentence_transformers.json"
+LOGIT_SCORE = "1_LogitScore/config.json"
+"""Tokens by whose logits a language model scores texts."""
 SMALL_FILES = (
     MODULES,
     POOLING,
     PROMPTS,
+    LOGIT_SCORE,
     "generation_config.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

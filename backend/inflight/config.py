@@ -73,6 +73,9 @@ class EngineConfig:
     multiplies them, on a GPU int4 alone."""
     deterministic: bool = False
     """Torch layers and GPU kernels compute the same bits of a token however it is batched, as C++ does, but slower."""
+    score_tokens: str = "auto"
+    """Tokens by whose logits a language model scores pairs of texts and writes none: no,yes (the score is the logit of
+    the last less that of the first), one alone, none, or auto (as the checkpoint says)."""
     device: str = "auto"
     """auto (cuda if a GPU is available, else cpu), cpu or cuda."""
 

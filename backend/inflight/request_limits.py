@@ -45,6 +45,9 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     `hidden_size` features, or scores, for each of `num_labels` one, beside them. "" = it generates."""
     num_labels: int = 0
     """Scores of a prompt."""
+    is_causal: bool = False
+    """Whether each token of such a prompt sees only those before it: so prompts are computed in pieces, and what they
+    begin with is reused."""
     has_token_types: bool = False
     """Whether tokens of the second text of a pair are embedded otherwise than those of the first."""
     hidden_size: int = 0

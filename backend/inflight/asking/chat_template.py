@@ -45,6 +45,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: dict[str, str], tool_use: str | None = None) -> None:
         """`special_tokens`: bos_token and others, which templates use as variables. `tool_use`: of chats with tools,
         None = `source`. Raises ConfigurationError."""
+        self.source = source
         self._special_tokens = special_tokens
         self.knows_tools = "tools" in (source if tool_use is None else tool_use)
         """Whether it tells the model which tools there are."""

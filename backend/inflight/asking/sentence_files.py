@@ -3,8 +3,8 @@
     modules.json              the parts of the model, each with its folder: the network, then pooling, then lengths of 1
     1_Pooling/config.json     which hidden states are a vector, and whether those of a prompt count
     config_sentence_transformers.json
-                              prompts: what stands before a text, by name
-    config.json               what becomes of a cross-encoder's score, beside the network's own values
+                              prompts: what stands before a text, by name; and what becomes of a cross-encoder's score
+    config.json               where earlier versions say the latter, beside the network's own values
 
 Formats: https://www.sbert.net/docs/package_reference/sentence_transformer/modules.html
 """
@@ -34,8 +34,9 @@ MODES: dict[str, Pooling] = {
 """By sentence-transformers' names."""
 OLD_PREFIX, OLD_ENDING = "pooling_mode_", "_tokens"
 """Earlier versions write a truth value for each mode, such as pooling_mode_mean_tokens."""
-COMPUTED = ("Transformer", "Pooling", "Normalize")
-"""Kinds of modules. The last gives each vector the length 1, which all of this server's have."""
+COMPUTED = ("Transformer", "Pooling", "Normalize", "LogitScore")
+"""Kinds of modules. Normalize gives each vector the length 1, which all of this server's have; LogitScore makes no
+vectors, but scores (see score_tokens.py)."""
 OF_ONE_TOKEN: tuple[Pooling, ...] = ("cls", "last")
 """Poolings that take one state, which is the same whether or not those of a prompt are left out."""
 REMEDY = f"set embedding_pooling to {', '.join(get_args(Pooling))}"
@@ -53,7 +54,8 @@ class Module(msgspec.Struct, frozen=True):
     """Name of a class, with its package."""
 
 
-class PromptSettings(msgspec.Struct, frozen=True):
+class Settings(msgspec.Struct, frozen=True):
+    activation_fn: str | None = None
     prompts: dict[str, str] | None = None
     default_prompt_name: str | None = None
 
@@ -82,7 +84,9 @@ def find_activation(folder: Path) -> Activation:
     ConfigurationError."""
     config = _read(folder / CONFIG, dict[str, Any]) or {}
     own = config.get("sentence_transformers")
-    given = own.get("activation_fn") if isinstance(own, dict) else None
+    given: Any = _settings(folder).activation_fn
+    if given is None:
+        given = own.get("activation_fn") if isinstance(own, dict) else None
     given = config.get(OLD_ACTIVATION) if given is None else given
     if given is None:
         return "sigmoid"
@@ -98,7 +102,7 @@ def find_activation(folder: Path) -> Activation:
 def find_prompts(folder: Path, *, is_pooling_set: bool) -> TextPrompts:
     """None where the checkpoint has no such file. `is_pooling_set`: the operator has said how vectors are made; that
     holds for the tokens of prompts, too. Raises ConfigurationError."""
-    settings = _read(folder / PROMPTS, PromptSettings) or PromptSettings()
+    settings = _settings(folder)
     prompts, default = settings.prompts or {}, settings.default_prompt_name
     if default is not None and default not in prompts:
         raise ConfigurationError(
@@ -107,6 +111,10 @@ def find_prompts(folder: Path, *, is_pooling_set: bool) -> TextPrompts:
         )
     are_pooled = is_pooling_set or not prompts or _pools_prompts(folder)
     return TextPrompts(by_name=prompts, default_name=default, are_pooled=are_pooled)
+
+
+def _settings(folder: Path) -> Settings:
+    return _read(folder / PROMPTS, Settings) or Settings()
 
 
 def _pools_prompts(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from inflight.asking.ask import Ask, Prompt, TextPair
 from inflight.asking.chat import Chat
 from inflight.asking.limit import Limit
 from inflight.asking.prepared import Prepared, PreparedPrompt, engines_refusal
-from inflight.asking.prompt_encoder import PromptEncoder
+from inflight.asking.prompt_encoder import EncodedPair, PromptEncoder, shortened
 from inflight.asking.refusal import Refusal, context_too_long
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
@@ -84,11 +84,14 @@ class Served:
         for prompt in ask.prompt:
             start = 0
             if isinstance(prompt, TextPair):
-                token_ids, start = self._encoder.encode_pair(prompt, limits, is_cut=is_cut)
+                pair = self._encoder.encode_pair(prompt, limits, is_cut=is_cut)
+                token_ids, start = _cut_pair(pair, ask.limit, limits), pair.second_text_start
             else:
                 token_ids = self._encoder.encode(
                     prompt, limits, add_special_tokens=ask.adds_special_tokens, is_cut=is_cut
                 )
+                if is_cut:
+                    token_ids = _cut(token_ids, ask.limit, limits, self._encoder.num_behind(token_ids, limits))
             prompts.append(self._prompt(ask, token_ids, limits, shared, prompt, second_text_start=start))
         return self._prepared(prompts, shared, limits)
 
@@ -192,8 +195,6 @@ class Served:
         self, ask: Ask, token_ids: list[int], limits: RequestLimits, shared: Shared, second_text_start: int
     ) -> Request:
         token_ids, max_tokens = _fitted(ask.limit, token_ids, limits)
-        if second_text_start and second_text_start >= len(token_ids):
-            raise Refusal("prompt", "the first text of {0} leaves no room for the second one")
         try:
             request = Request(
                 input_token_ids=token_ids,
@@ -222,15 +223,20 @@ class Served:
             raise engines_refusal(str(error), shared.guide_field) from None
 
 
-def _cut(token_ids: list[int], count: int | None, limits: RequestLimits) -> list[int]:
-    """A text of an engine that generates nothing. Of one that is cut the first tokens are kept and the last one, which
-    ends it. Raises Refusal."""
-    most = limits.max_input_len
-    if count is not None:
-        kept = most if count == -1 else _checked_count(count)
-        token_ids = [*token_ids[: kept - 1], token_ids[-1]] if len(token_ids) > kept else token_ids
-    if len(token_ids) > most:
-        raise context_too_long(most, len(token_ids))
+def _cut(token_ids: list[int], limit: Limit, limits: RequestLimits, num_behind: int) -> list[int]:
+    """A text of an engine that generates nothing. Of one that is cut the first tokens are kept and those that end it,
+    `num_behind`. Raises Refusal."""
+    count = limit.truncate_prompt_tokens
+    if count is None:
+        return token_ids
+    return shortened(token_ids, limits.max_input_len if count == -1 else _checked_count(count), num_behind)
+
+
+def _cut_pair(pair: EncodedPair, limit: Limit, limits: RequestLimits) -> list[int]:
+    """Raises Refusal if nothing is kept of the second text."""
+    token_ids = _cut(pair.token_ids, limit, limits, pair.num_behind)
+    if len(token_ids) < len(pair.token_ids) and len(token_ids) <= pair.num_before + pair.num_behind:
+        raise Refusal("prompt", "the first text of {0} leaves no room for the second one")
     return token_ids
 
 
@@ -245,7 +251,9 @@ def _fitted(limit: Limit, token_ids: list[int], limits: RequestLimits) -> tuple[
     """The tokens of the prompt that are kept, and how many new ones there may be. Raises Refusal."""
     asked, count = limit.max_tokens, limit.truncate_prompt_tokens
     if limits.pooled:
-        return _cut(token_ids, count, limits), asked or 0
+        if len(token_ids) > limits.max_input_len:
+            raise context_too_long(limits.max_input_len, len(token_ids))
+        return token_ids, asked or 0
     if limit.may_exceed and asked is not None:
         return token_ids, asked
     # The last token is sampled but never computed.

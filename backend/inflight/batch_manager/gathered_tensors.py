@@ -28,6 +28,7 @@ class GatheredTensors:
 
     __slots__ = (
         "_generated",
+        "_needs_scores",
         "_num_prompt_gathered",
         "_num_prompt_tokens",
         "_of_prompt",
@@ -46,9 +47,11 @@ class GatheredTensors:
         """Names of the outputs that are wanted of the prompt's tokens and of the generated ones. `pooled`: by name,
         those of the first that one row is made of."""
         self._pooled = pooled
-        self._of_prompt = of_prompt
+        self._of_prompt = tuple(name for name in of_prompt if name != SCORES)
         self._of_samples = of_samples
-        self._num_prompt_tokens = num_prompt_tokens if of_prompt else 0
+        self._needs_scores = SCORES in of_prompt
+        """Which come with the prompt's last token, whichever others are in the cache."""
+        self._num_prompt_tokens = num_prompt_tokens if self._of_prompt else 0
         self._num_prompt_gathered = 0
         self._prompt: dict[str, list[Array]] = {}
         self._generated: dict[str, list[Array]] = {}
@@ -72,14 +75,20 @@ class GatheredTensors:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of what is still to be asked of the runner."""
-        return (*(self._of_prompt if self.needs_prompt else ()), *self._of_samples)
+        of_prompt = self._of_prompt if self.needs_prompt else ()
+        return (*of_prompt, *((SCORES,) if self._needs_scores else ()), *self._of_samples)
 
     def add_prompt(self, tensors: RowTensors) -> None:
         """Take in what a step found of the prompt."""
+        if self._needs_scores and SCORES in tensors.prompt:
+            self._prompt[SCORES] = [tensors.prompt[SCORES]]
+            self._needs_scores = False
         known = self._num_prompt_gathered - tensors.prompt_start
         if not 0 <= known < tensors.num_prompt_tokens:
             return
         for name, array in tensors.prompt.items():
+            if name == SCORES:
+                continue
             if name in self._pooled:
                 self._pooled[name].add(array[known:])
             else:

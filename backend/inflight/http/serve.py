@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from inflight.asking.chat_renderer import ChatRenderer
 from inflight.asking.chat_template import ChatTemplate
 from inflight.asking.chats import Chats
+from inflight.asking.pair_template import find_pair_template
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.sentence_files import find_activation, find_pooling, find_prompts
 from inflight.asking.served import Served
@@ -128,7 +129,7 @@ class OpenAIServer:
         self._options = options
         self._config = config
         self._tokenizer = tokenizer or Tokenizer.load(folder, config.gpt_model_path)
-        self._encoder = PromptEncoder(self._tokenizer, config.max_text_bytes)
+        self._encoder = PromptEncoder(self._tokenizer, config.max_text_bytes, find_pair_template(config))
         self._renderer = ChatRenderer(ChatTemplate.load(Path(folder)), frozenset(options.chat_template_kwargs))
         self._checkpoint = CheckpointFacts.read(Path(config.gpt_model_path))
         self._tool_parser, self.tools_note = choose_tool_parser(

@@ -25,13 +25,15 @@ from inflight.models.config_file import (
     read_quantization,
     tell_defaults,
 )
-from inflight.models.families import ENCODERS, FAMILIES
+from inflight.models.families import ENCODERS, FAMILIES, HEADLESS
+from inflight.models.families.decoders import with_score_tokens
 from inflight.models.family import DescribeFamily, Family
 from inflight.models.formats.format import WeightFormat
 from inflight.models.hf_config import read_values
 from inflight.models.text_parts import TEXT_PARTS, TextPart
 from inflight.models.weight_formats import choose_weight_format
 from inflight.output_config import Pooled
+from inflight.score_tokens import ScoreTokens
 from inflight_kernels.moe import MAX_CHOSEN_EXPERTS, MAX_EXPERTS
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -82,7 +84,12 @@ class ModelConfig:
         """See RequestLimits."""
         if self.family.scores is not None:
             return "scores"
-        return "vectors" if self.family.encoder is not None else ""
+        return "vectors" if self.family.encoder is not None or self.family.is_headless else ""
+
+    @property
+    def is_causal(self) -> bool:
+        """See RequestLimits."""
+        return self.family.encoder is None
 
     @property
     def has_token_types(self) -> bool:
@@ -90,8 +97,9 @@ class ModelConfig:
         return self.family.encoder is not None and self.family.encoder.num_types > 1
 
     @classmethod
-    def load(cls, checkpoint: str | Path) -> ModelConfig:
-        """Read `checkpoint`/config.json; ConfigurationError says what is missing or not supported."""
+    def load(cls, checkpoint: str | Path, score_tokens: ScoreTokens | None = None) -> ModelConfig:
+        """Read `checkpoint`/config.json; ConfigurationError says what is missing or not supported. `score_tokens`: by
+        whose logits it scores texts; None = it does as its architecture says."""
         path = Path(checkpoint, "config.json")
         values = read_config_file(path)
         architecture = _architecture(path, values)
@@ -103,6 +111,8 @@ class ModelConfig:
         given, values = values, read_values(path)
         tell_defaults(path, given, values)
         family = describe(ConfigValues(path, values))
+        if score_tokens is not None:
+            family = with_score_tokens(path, family, score_tokens, int(values["vocab_size"]))
         weight_format = choose_weight_format(path, read_quantization(path, values))
         _check_experts(path, family)
         windows = _sliding_windows(path, family, values)
@@ -144,7 +154,7 @@ def _architecture(path: Path, values: Mapping[str, Any]) -> str:
 
 
 def _find_family(path: Path, architecture: str) -> DescribeFamily:
-    families = {**FAMILIES, **ENCODERS}
+    families = {**FAMILIES, **ENCODERS, **HEADLESS}
     if architecture not in families:
         known = ", ".join(families)
         raise NotNative(f"{path}: this engine has no layers of its own for {architecture}; it has them for {known}")

@@ -37,6 +37,7 @@ from inflight.models.latent_weights import load_latent_attention
 from inflight.models.layer_input_weights import load_layer_input_branch, load_layer_inputs
 from inflight.models.mamba_weights import load_mamba
 from inflight.models.mixer_tensors import DeltaNetTensors, MambaTensors, MixerTensors
+from inflight.models.score_loading import load_score_head
 from inflight.models.short_conv_weights import load_short_conv
 from inflight.models.text_parts import renamed
 from inflight.models.weights import Section, WeightLoader
@@ -71,7 +72,8 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
     def loader_of(is_own: bool) -> WeightLoader:
         return loader if is_own else loader.elsewhere
 
-    if config.tie_word_embeddings:
+    writes = family.scores is None and not family.is_headless
+    if config.tie_word_embeddings and writes:
         own_table = loader_of(is_first or is_last)
         weight = own_table.head(family.embedding, config.vocab_size, config.hidden_size)
         embedding = own_table.by_vocabulary(family.embedding, config.vocab_size, config.hidden_size, weight)
@@ -87,15 +89,20 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
     assert family.norm is not None, "a decoder without a last norm"
     norm = loader_of(is_last).norm(family.norm, "", config.hidden_size, family.norms)
     ignored = NOT_WEIGHTS
-    if config.tie_word_embeddings:
+    head: Callable[[Tensor], Tensor] | None = None
+    if family.scores is not None:
+        head = load_score_head(config, family.scores, loader_of(is_last))
+    elif writes:
+        if not config.tie_word_embeddings:
+            weight = loader_of(is_last).head(family.head, config.vocab_size, config.hidden_size)
+        bias_U = loader_of(is_last).head_bias(family.head, config.vocab_size)
+        rows = VocabularyParallelHead(weight, config.vocab_size, loader.group, loader.deterministic, bias_U)
+        head = _finished(rows, family)
+    if config.tie_word_embeddings or not writes:
         ignored = (*ignored, f"{family.head.name}.weight")
-    else:
-        weight = loader_of(is_last).head(family.head, config.vocab_size, config.hidden_size)
-    bias_U = loader_of(is_last).head_bias(family.head, config.vocab_size)
     extra_layers = range(config.num_layers, config.num_layers + family.num_extra_layers)
     unread = tuple(f"{family.layers}.{number}." for number in extra_layers) + _keys_of_none(config) + family.unread
     loader.checkpoint.refuse_leftovers(ignored, unread + (config.text_part.others if config.text_part else ()))
-    head = VocabularyParallelHead(weight, config.vocab_size, loader.group, loader.deterministic, bias_U)
     embedding.factor = family.token_multiplier
     if family.rounds_token_multiplier:
         embedding.factor = loader.rounded(family.token_multiplier)
@@ -107,7 +114,7 @@ def load_decoder(config: ModelConfig, loader: WeightLoader, num_positions: int, 
         layer_inputs=layer_inputs,
         layers=all_layers[own.start : own.stop],
         norm=norm if is_last else _norm_behind(config, loader, own),
-        head=_finished(head, family) if is_last else None,
+        head=head if is_last else None,
         is_last=is_last,
         first_layer=own.start,
         hidden_size=config.hidden_size,

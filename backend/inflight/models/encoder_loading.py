@@ -9,26 +9,23 @@ Legend: D hidden size, H query heads of this rank, P positions.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import inflight_kernels
 from inflight.layers.decoder_layer import Branch, DecoderLayer
 from inflight.layers.encoder_attention import EncoderAttention
 from inflight.layers.encoder_embedding import EncoderEmbedding
-from inflight.layers.norm import LayerNorm, NoNorm, Norm, StreamNorm
+from inflight.layers.norm import NoNorm, Norm, StreamNorm
 from inflight.layers.rotary import cos_sin_table
-from inflight.layers.score_head import Dense, ScoreHead
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.decoder_loading import NOT_WEIGHTS, features_of_rank, named_as_in
-from inflight.models.family import DistanceBias, EncoderTensors, ScoreTensors
+from inflight.models.family import DistanceBias, EncoderTensors
 from inflight.models.feed_forward_loading import load_mlp
-from inflight.models.split_tensors import SplitByOutputs
-from inflight.models.weights import Section, WeightLoader
+from inflight.models.score_loading import load_score_head
+from inflight.models.weights import WeightLoader
 
 COMPUTED = (*NOT_WEIGHTS, "embeddings.position_ids", "embeddings.token_type_ids")
 """Endings of the names of tensors that are not weights."""
@@ -61,7 +58,7 @@ def load_encoder(config: ModelConfig, loader: WeightLoader, num_positions: int) 
         layers.append(DecoderLayer(branches=[Branch(norm=before, part=attention), Branch(norm=between, part=mlp)]))
     if family.norm is not None:
         behind = loader.norm(family.norm, "", size, family.norms)
-    head = None if family.scores is None else _load_head(config, family.scores, loader)
+    head = None if family.scores is None else load_score_head(config, family.scores, loader)
     loader.checkpoint.refuse_leftovers(COMPUTED, family.unread)
     return Decoder(embedding=embedding, layers=layers, norm=behind, head=head, hidden_size=size, dtype=loader.dtype)
 
@@ -120,25 +117,3 @@ def _buckets(distances_P: Tensor, num_buckets: int, max_distance: int) -> Tensor
     logarithm_P = torch.log(far_P.clamp(min=1).float() / exact) / math.log(max_distance / exact)
     large_P = (exact + (logarithm_P * (half - exact)).long()).clamp(max=half - 1)
     return torch.where(far_P < exact, far_P, large_P) + half * (distances_P > 0)
-
-
-def _load_head(config: ModelConfig, tensors: ScoreTensors, loader: WeightLoader) -> ScoreHead:
-    size = config.hidden_size
-
-    def dense(of: SplitByOutputs, num_outputs: int) -> Dense:
-        whole = Section(num_outputs, 0, num_outputs)
-        made = loader.by_outputs(of, "", (whole,), size)
-        return Dense(weight=made.weight, bias_O=made.bias_O, deterministic=loader.deterministic)
-
-    steps: list[Any] = []
-    if tensors.dense is not None:
-        steps.append(dense(tensors.dense, size))
-        if tensors.activation is None:
-            steps.append(partial(inflight_kernels.soft_cap, cap=1.0))  # a cap of 1 is tanh
-        else:
-            steps.append(partial(inflight_kernels.activate, activation=tensors.activation))
-    if tensors.norm is not None:
-        norm = loader.norm(tensors.norm, "", size, config.family.norms)
-        assert isinstance(norm, LayerNorm), "heads have no other"
-        steps.append(norm.alone)
-    return ScoreHead(steps=(*steps, dense(tensors.output, tensors.num_labels)))

@@ -14,6 +14,7 @@ from inflight.models.config_file import ConfigValues
 from inflight.models.mixer_tensors import MixerTensors
 from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
 from inflight.output_config import Pooling
+from inflight.score_tokens import ScoreTokens
 from inflight_kernels import Activation
 from inflight_kernels.moe.routing import Routing
 
@@ -285,8 +286,9 @@ class ScoreTensors:
     """Behind `dense`; None = tanh."""
     norm: NotSplit | None = None
     """Behind that."""
-    output: SplitByOutputs
-    """(labels, D)."""
+    output: SplitByOutputs | None
+    """(labels, D); None = the score is made of logits of `tokens`."""
+    tokens: ScoreTokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,6 +357,8 @@ class Family:
     encoder: EncoderTensors | None = None
     """None = a decoder."""
     scores: ScoreTensors | None = None
+    is_headless: bool = False
+    """A decoder that gives hidden states alone."""
     layer_inputs: LayerInputTensors | None = None
     layer_scale: str | None = None
     """(1,), within a layer this tensor's whole name: factor of the residual stream behind it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -32,6 +33,7 @@ from inflight.models.shared_weights import SharedWeights
 from inflight.models.transformers_config import TransformersConfig
 from inflight.models.transformers_plan import NO_EXPERTS, NotSplit, check_plan, expert_counts
 from inflight.models.weights import WeightLoader
+from inflight.score_tokens import ScoreTokens, find_score_tokens
 from inflight_kernels import Code, Inputs
 
 logger = logging.getLogger(__name__)
@@ -54,14 +56,16 @@ def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
     Raises ConfigurationError if the requested implementation, or with auto neither of them, supports the checkpoint.
     """
     check_files(config.gpt_model_path)
+    checkpoint = Path(config.gpt_model_path)
+    score_tokens = find_score_tokens(config.score_tokens, checkpoint, Path(config.tokenizer_dir or checkpoint))
     if config.model_impl == "transformers":
-        return _through_transformers(config, "model_impl is transformers")
+        return _through_transformers(config, "model_impl is transformers", score_tokens)
     try:
-        model = ModelConfig.load(config.gpt_model_path)
+        model = ModelConfig.load(checkpoint, score_tokens)
     except NotNative as reason:
         if config.model_impl == "native":
             raise ConfigurationError(f"model_impl is native, but {reason}; set model_impl to auto") from None
-        return _through_transformers(config, str(reason))
+        return _through_transformers(config, str(reason), score_tokens)
     if config.moe_expert_parallel_size > 1 and model.family.experts is None:
         raise ConfigurationError(
             f"moe_expert_parallel_size is {config.moe_expert_parallel_size}, but {model.architecture} of "
@@ -80,8 +84,13 @@ def _quantized_on_load(config: EngineConfig, model: Config) -> Config:
     return replace(model, weight_format=OnLoadFormat(Code(config.quantization)))
 
 
-def _through_transformers(config: EngineConfig, reason: str) -> TransformersConfig:
+def _through_transformers(config: EngineConfig, reason: str, score_tokens: ScoreTokens | None) -> TransformersConfig:
     model = TransformersConfig.load(config.gpt_model_path)
+    if score_tokens is not None:
+        raise ConfigurationError(
+            f"{model.architecture} is to score texts by logits of tokens (score_tokens), but transformers' modelling "
+            f"code computes it ({reason}), which writes text only; set score_tokens to none to have it do that"
+        )
     if config.pipeline_parallel_size > 1:
         raise ConfigurationError(
             f"pipeline_parallel_size is {config.pipeline_parallel_size}, but transformers' modelling code computes "

@@ -214,14 +214,14 @@ def _check_pooling(config: EngineConfig, model: ModelConfig) -> None:
         "speculative_model_dir": (bool(config.speculative_model_dir), "nothing"),
         "max_loras": (bool(config.max_loras or config.lora_cache_gpu_memory_fraction), "0"),
         "max_tokens_in_buffer": (bool(config.max_tokens_in_buffer), "0"),
-        "kv_cache_dtype": (config.kv_cache_dtype != "auto", "auto"),
-        "kv_cache_host_memory_bytes": (bool(config.kv_cache_host_memory_bytes), "0"),
+        "kv_cache_dtype": (config.kv_cache_dtype != "auto" and not model.is_causal, "auto"),
+        "kv_cache_host_memory_bytes": (bool(config.kv_cache_host_memory_bytes) and not model.is_causal, "0"),
     }
     for key, (is_set, remedy) in refused.items():
         if is_set:
             raise ConfigurationError(
-                f"{key} is set, and {model.architecture} gives {model.pooled} of texts and no tokens: it keeps no "
-                f"state that this concerns; set {key} to {remedy}"
+                f"{key} is set, and {model.architecture} gives {model.pooled} of texts and no tokens: it has nothing "
+                f"that this concerns; set {key} to {remedy}"
             )
 
 
@@ -286,18 +286,23 @@ def with_cache(
     hidden_size = model.hidden_size
     pooled = model.pooled if isinstance(model, ModelConfig) else ""
     scores = model.family.scores if isinstance(model, ModelConfig) else None
-    longest = min(max_seq_len, config.max_num_tokens) if pooled else max_seq_len - 1
+    is_causal = isinstance(model, ModelConfig) and model.is_causal
+    kv_cache_tokens = shape.groups.most_tokens(
+        num_blocks, config.max_num_tokens, max(num_blocks * config.tokens_per_block, max_seq_len)
+    )
+    longest = max_seq_len - 1
+    if pooled:
+        longest = min(longest, kv_cache_tokens) if is_causal else min(max_seq_len, config.max_num_tokens)
     limits = RequestLimits(
         pooled=pooled,
         num_labels=scores.num_labels if scores is not None else 0,
+        is_causal=bool(pooled) and is_causal,
         has_token_types=isinstance(model, ModelConfig) and model.has_token_types,
         guided_decoding_backend=config.guided_decoding_backend,
         vocab_size=model.vocab_size,
         max_seq_len=max_seq_len,
         max_input_len=min(config.max_input_len or longest, longest),
-        kv_cache_tokens=shape.groups.most_tokens(
-            num_blocks, config.max_num_tokens, max(num_blocks * config.tokens_per_block, max_seq_len)
-        ),
+        kv_cache_tokens=kv_cache_tokens,
         max_batch_size=config.max_batch_size,
         max_beam_width=config.max_beam_width,
         hidden_size=hidden_size,

@@ -141,7 +141,7 @@ class ModelRunner:
             has_draft_model=draft_network is not None,
             num_slots=None if num_snapshots is None else max_batch_size + 1 + num_snapshots,
             draft_keeps_states=draft_network is not None and keeps_states(draft_network),
-            has_sequences=bool(limits.pooled),
+            has_sequences=bool(limits.pooled) and not limits.is_causal,
             has_token_types=limits.has_token_types,
         )
         self._post_processing = LogitsPostProcessing(post_processors or LogitsPostProcessorConfig(), groups.tensor)

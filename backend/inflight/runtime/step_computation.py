@@ -111,7 +111,7 @@ class StepComputation:
         self._prompt_blocks = prompt_blocks
         self._adapters = adapters
         self._scores_of = scores_of
-        self._has_sequences = store.num_slots > 0 or bool(limits.pooled)
+        self._has_sequences = store.num_slots > 0 or (bool(limits.pooled) and not limits.is_causal)
         self._has_adapters = limits.num_adapter_slots > 0
         """Also where a step's memory is measured, before there are adapters to fill the slots with."""
         self._networks: GraphSet[NetworkKey, Computed] = GraphSet()

@@ -132,6 +132,8 @@ def plan_tensors(staging: Staging, table: RowTable, works: list[RowWork], places
         new = _sequence(table, work.row)
         outputs = frozenset(filter(is_of_prompt, new.outputs))
         num_tokens = min(work.start + work.num_tokens, new.num_prompt_tokens) - work.start
+        if work.start + num_tokens < new.num_prompt_tokens:
+            outputs -= {SCORES}  # they are of the whole prompt
         if not outputs or num_tokens <= 0:
             continue
         following = new.token_ids[work.start + 1 : min(work.start + num_tokens + 1, new.num_prompt_tokens)]

@@ -34,6 +34,7 @@ from inflight.server.tensors.dialects import DIALECTS, LLM
 from inflight.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from inflight.asking.pair_template import PairTemplate
     from inflight.executor.front.front import Front
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> Server:
     logging.getLogger("inflight").setLevel(config.log_level)
     dialect = DIALECTS.get(name, LLM) if attached is None else attached.dialect
     vector_of, score_of, prompts = _sentence_files(attached, config)
+    pair_template = None if attached is None or attached.dialect.name not in ASKS else _pair_template(config)
     deaths: list[str] = []
     # /metrics shows the newest state. Who wants to know each iteration, or KV cache events, attaches a front.
     front_config = replace(config, iter_stats_max_iterations=0, request_stats_max_iterations=0, event_buffer_max_size=0)
@@ -95,7 +97,11 @@ def start_server(pb_utils: Any, args: Mapping[str, str]) -> Server:
             executor=executor,
             dialect=dialect,
             model=PooledModel(
-                served=Served(tokenizer, executor.generation_defaults, PromptEncoder(tokenizer, config.max_text_bytes)),
+                served=Served(
+                    tokenizer,
+                    executor.generation_defaults,
+                    PromptEncoder(tokenizer, config.max_text_bytes, pair_template),
+                ),
                 vector_of=vector_of,
                 score_of=score_of,
                 prompts=prompts,
@@ -134,6 +140,13 @@ def _sentence_files(attached: DialectModel | None, config: EngineConfig) -> tupl
     folder = Path(config.gpt_model_path)
     prompts = find_prompts(folder, is_pooling_set=attached.vector_of is not None)
     return attached.vector_of or find_pooling(folder), find_activation(folder), prompts
+
+
+def _pair_template(config: EngineConfig) -> PairTemplate | None:
+    """Raises ConfigurationError."""
+    from inflight.asking.pair_template import find_pair_template  # which loads what chats need
+
+    return find_pair_template(config)
 
 
 def _load_tokenizer(config: EngineConfig) -> Tokenizer:

@@ -12,15 +12,33 @@ from pathlib import Path
 from inflight.checkpoint_files import CONFIG, GGUF, INDEX, VOCABULARIES, check_files
 from inflight.errors import ConfigurationError
 from inflight.output_config import Pooled
+from inflight.score_tokens import AUTO, find_score_tokens
 
 ENCODERS = ("Bert", "Roberta", "XLMRoberta", "MPNet", "ModernBert")
 """How the names of architectures begin that write no text."""
+DECODERS = (
+    "Llama",
+    "Mistral",
+    "Mixtral",
+    "Qwen2",
+    "Qwen2Moe",
+    "Qwen3",
+    "Qwen3Moe",
+    "Gemma2",
+    "Gemma3Text",
+    "Phi3",
+    "SmolLM3",
+    "StableLm",
+    "Starcoder2",
+    "Glm4",
+)
+"""How they begin that write none without their head."""
 OF_ENCODERS: Mapping[str, Pooled] = {
     "Model": "vectors",
     "ForMaskedLM": "vectors",
     "ForSequenceClassification": "scores",
 }
-"""How these names end -> what the network gives of a text."""
+"""How these names end -> what the network gives of a text. Of decoders there is no second kind."""
 
 
 def check(
@@ -50,16 +68,18 @@ def check(
         )
 
 
-def find_pooled(folder: Path) -> Pooled:
+def find_pooled(folder: Path, score_tokens: str = AUTO, tokenizer: str = "") -> Pooled:
     """What a checkpoint gives of a text if it writes none; "scores" only if that is one, of a pair. What cannot be read
-    here is left to the ranks."""
+    here is left to the ranks. `score_tokens`, `tokenizer`: of EngineConfig."""
     try:
         config = _json(folder / CONFIG, "")
+        if find_score_tokens(score_tokens, folder, Path(tokenizer or folder)) is not None:
+            return "scores"
     except ConfigurationError:
         return ""
     names, labels = config.get("architectures"), config.get("id2label")
     name = names[0] if isinstance(names, list) and names else ""
-    kinds = {family + kind: pooled for family in ENCODERS for kind, pooled in OF_ENCODERS.items()}
+    kinds = {family + kind: pooled for family in ENCODERS + DECODERS for kind, pooled in OF_ENCODERS.items()}
     found = kinds.get(str(name), "")
     # A configuration that names no labels has two of them.
     has_one = isinstance(labels, dict) and len(labels) == 1

@@ -167,7 +167,9 @@ def _plan_for(
             model=served.engine,
             run_directory=directory,
             openai=record.endpoints.get("OpenAI", ""),
-            pooled="" if served.config is None else find_pooled(Path(served.config.gpt_model_path)),
+            pooled=""
+            if (config := served.config) is None
+            else find_pooled(Path(config.gpt_model_path), config.score_tokens, config.tokenizer_dir),
         ),
         api_key=ApiKey(record.api_key),
         janitor=JanitorProcess(

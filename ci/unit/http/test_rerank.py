@@ -139,6 +139,24 @@ def test_a_cross_encoder_reads_its_texts_without_prompts(tmp_path: Path) -> None
     assert halves(played.sent) == (b"ab", b"c")
 
 
+def test_a_language_model_reads_them_in_its_template(tmp_path: Path) -> None:
+    """Of what is cut it keeps what ends the question."""
+    template = (
+        "{{ messages[0].content }}?{% if messages[1]['role'] == 'document' %}{{ messages[1].content }}{% endif %}!"
+    )
+    (checkpoint_folder(tmp_path) / "chat_template.jinja").write_text("{# 'query' #}" + template)
+    played = engine(is_causal=True)
+    with openai_server(played, tmp_path) as url:
+        running, body = Running(url, played), {"query": "ab", "documents": ["cdef", "a"]}
+        assert running.post("/rerank", body).status_code == 200
+        assert running.post("/rerank", {**body, "truncate_prompt_tokens": 5}).status_code == 200
+        no_room = running.post("/rerank", {**body, "truncate_prompt_tokens": 4}).json()["error"]
+    found = [bytes(request.input_token_ids) for request in played.requests]
+    assert found == [b"ab?cdef!", b"ab?a!", b"ab?c!", b"ab?a!"]
+    assert {request.second_text_start for request in played.requests} == {0}
+    assert no_room["message"] == "the first text of documents leaves no room for the second one"
+
+
 def test_coheres_client_reranks_by_vectors_with_prompts(tmp_path: Path) -> None:
     played = engine(pooled="vectors", num_labels=0, model_outputs=["hidden_states"])
     with openai_server(played, with_prompts(tmp_path), embedding_pooling="mean") as url:

@@ -146,12 +146,14 @@ def make_manager(
 ) -> GptManager:
     """A GptManager over `runner`. Ranks differ only in the secret key with which each hashes its cached prefixes, and
     in who notes what happens to these: the leader (`notes_events`), if the configuration asks for it."""
+    # Tokens of an encoder see those behind them, too.
+    is_causal = not runner.limits.pooled or runner.limits.is_causal
     kv_cache = KVCacheManager(
         num_blocks=runner.num_blocks,
         block_size=runner.block_size,
         windows=runner.windows,
         max_num_tokens=config.max_num_tokens,
-        enable_reuse=config.enable_kv_cache_reuse and not runner.limits.pooled,
+        enable_reuse=config.enable_kv_cache_reuse and is_causal,
         enable_partial_reuse=config.enable_partial_reuse,
         copy_on_partial_reuse=config.copy_on_partial_reuse,
         num_host_blocks=runner.num_host_blocks,
@@ -167,8 +169,7 @@ def make_manager(
         max_num_tokens=config.max_num_tokens,
         max_seq_len=runner.limits.max_seq_len,
         policy=config.batch_scheduler_policy,
-        # Tokens of an encoder see those behind them, too.
-        enable_chunked_context=config.enable_chunked_context and not runner.limits.pooled,
+        enable_chunked_context=config.enable_chunked_context and is_causal,
         num_adapter_slots=runner.limits.num_adapter_slots,
         priority_preemption=config.priority_preemption,
         num_stages=config.pipeline_parallel_size,

@@ -6,6 +6,7 @@ from inflight.models.families import (
     bert,
     cohere,
     cohere2,
+    decoders,
     deepseek_v2,
     deepseek_v3,
     ernie4_5,
@@ -122,3 +123,26 @@ ENCODERS: dict[str, DescribeFamily] = {
     "ModernBertForSequenceClassification": modernbert.describe_scores,
 }
 """The same of networks that give vectors or scores of a text and no tokens."""
+
+OF_DECODERS: dict[str, str] = {
+    "Llama": "LlamaForCausalLM",
+    "Mistral": "MistralForCausalLM",
+    "Mixtral": "MixtralForCausalLM",
+    "Qwen2": "Qwen2ForCausalLM",
+    "Qwen2Moe": "Qwen2MoeForCausalLM",
+    "Qwen3": "Qwen3ForCausalLM",
+    "Qwen3Moe": "Qwen3MoeForCausalLM",
+    "Gemma2": "Gemma2ForCausalLM",
+    "Gemma3Text": "Gemma3ForCausalLM",
+    "Phi3": "Phi3ForCausalLM",
+    "SmolLM3": "SmolLM3ForCausalLM",
+    "StableLm": "StableLmForCausalLM",
+    "Starcoder2": "Starcoder2ForCausalLM",
+    "Glm4": "Glm4ForCausalLM",
+}
+"""What the names of a decoder's other classes begin with -> the one that writes text."""
+HEADLESS: dict[str, DescribeFamily] = {
+    **{f"{name}Model": decoders.giving_vectors(FAMILIES[other]) for name, other in OF_DECODERS.items()},
+    **{f"{name}ForSequenceClassification": decoders.scoring(FAMILIES[other]) for name, other in OF_DECODERS.items()},
+}
+"""The same of decoders without their head, or with one for scores in its place."""
