@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from inflight.config import EngineConfig
+from inflight.score_tokens import find_score_tokens
 
 CODE_OF_KERNELS = (("cpu",), ("cpu", "native"), ("cpu", "native", "isa"), ("matmul",))
 """Folders within inflight_kernels."""
@@ -23,7 +24,9 @@ def weight_identity(config: EngineConfig) -> str:
     folders = [Path(config.gpt_model_path), *_code_of_layouts()]
     if config.speculative_model_dir:
         folders.append(Path(config.speculative_model_dir))
-    values = (config.quantization, config.cpu_activations, config.moe_expert_parallel_size)
+    checkpoint = Path(config.gpt_model_path)
+    score_tokens = find_score_tokens(config.score_tokens, checkpoint, Path(config.tokenizer_dir or checkpoint))
+    values = (config.quantization, config.cpu_activations, config.moe_expert_parallel_size, score_tokens)
     digest = hashlib.blake2b(f"{values}\0".encode(), digest_size=16)
     for part in _files(folders):
         digest.update(part.encode() + b"\0")

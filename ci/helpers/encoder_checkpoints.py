@@ -33,11 +33,28 @@ SIZES = {
     "num_labels": 3,
 }
 BEHIND_PADDING: dict[str, Any] = {"max_position_embeddings": MAX_POSITIONS + 2, "pad_token_id": 1}
+PADDING: dict[str, Any] = {"pad_token_id": 1}
 OPTIONS: dict[str, dict[str, Any]] = {
     "Bert": {"hidden_act": ["gelu", "relu", "gelu_new"], "type_vocab_size": [2, 3]},
     "Roberta": {**BEHIND_PADDING, "hidden_act": ["gelu", "relu"], "type_vocab_size": [1]},
     "XLMRoberta": {**BEHIND_PADDING, "type_vocab_size": [1, 2], "layer_norm_eps": [1e-5, 1e-12]},
     "MPNet": {**BEHIND_PADDING, "relative_attention_num_buckets": 32, "layer_norm_eps": [1e-5, 1e-12]},
+    "Camembert": {**BEHIND_PADDING, "type_vocab_size": [1, 2]},
+    "DistilBert": {"activation": ["gelu", "relu"]},
+    "Electra": {"embedding_size": 64, "type_vocab_size": [2, 3], "hidden_act": ["gelu", "relu"]},
+    "Ernie": {"type_vocab_size": [2, 4], "hidden_act": ["gelu", "relu"]},
+    "NomicBert": {"type_vocab_size": [1, 2], "hidden_act": ["silu", "gelu"], "rope_parameters": {"rope_theta": 1000.0}},
+    "JinaEmbeddingsV3": {**PADDING, "type_vocab_size": [1, 2], "rope_parameters": {"rope_theta": 500.0}},
+    "EuroBert": {
+        "num_key_value_heads": [1, 2],
+        "attention_bias": [False, True],
+        "mlp_bias": [False, True],
+        "classifier_pooling": ["bos", "mean"],
+        **PADDING,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "mask_token_id": 0,
+    },
     "ModernBert": {
         "global_attn_every_n_layers": [2, 3],
         "local_attention": [4, 8],
@@ -91,7 +108,8 @@ def write_encoder(
     draw = random.Random(f"{name}{seed}")
     family = next(each for each in sorted(OPTIONS, key=len, reverse=True) if name.startswith(each))
     drawn = {key: draw.choice(value) if isinstance(value, list) else value for key, value in OPTIONS[family].items()}
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **drawn, **options})
+    sizes = {**SIZES, "hidden_dim": SIZES["intermediate_size"]} if family == "DistilBert" else SIZES
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **drawn, **options})
     torch.manual_seed(seed)
     model = getattr(transformers, name)(config).to(dtype).eval()
     fill_with_noise(model, torch.Generator().manual_seed(seed))

@@ -25,6 +25,7 @@ from inflight.models.config_file import (
     read_quantization,
     tell_defaults,
 )
+from inflight.models.encoder_refusals import refuse_encoder
 from inflight.models.families import ENCODERS, FAMILIES, HEADLESS
 from inflight.models.families.decoders import with_score_tokens
 from inflight.models.family import DescribeFamily, Family
@@ -156,6 +157,7 @@ def _architecture(path: Path, values: Mapping[str, Any]) -> str:
 def _find_family(path: Path, architecture: str) -> DescribeFamily:
     families = {**FAMILIES, **ENCODERS, **HEADLESS}
     if architecture not in families:
+        refuse_encoder(path, architecture, (*ENCODERS, *HEADLESS))
         known = ", ".join(families)
         raise NotNative(f"{path}: this engine has no layers of its own for {architecture}; it has them for {known}")
     return families[architecture]

@@ -47,7 +47,7 @@ def load_encoder(config: ModelConfig, loader: WeightLoader, num_positions: int) 
         prefix = f"{family.layers}.{number}."
         attention = _load_attention(config, loader, num_positions, number, bias_HP)
         mlp = load_mlp(config, loader, family.mlp, number, prefix)
-        reads_norm = family.encoder.normalizes_sums or number > 0
+        reads_norm = family.encoder.normalizes_sums or number > 0 or family.encoder.embedding_norm is None
         tensors = (family.attention.norm if reads_norm else None, family.mlp.norm)
         norms: list[Norm[Any]] = [loader.norm(each, prefix, size, family.norms) for each in tensors]
         before, between = behind, norms[1]

@@ -306,14 +306,14 @@ class DistanceBias:
 class EncoderTensors:
     """What an encoder has in the place of a head. In its layers each token sees those behind it, too."""
 
-    embedding_norm: NotSplit
-    """Of the sum of embeddings."""
+    embedding_norm: NotSplit | None
+    """Of the sum of embeddings; None = there is none."""
     types: NotSplit | None = None
     """Embeddings of the first text and the second one of a pair, (num_types, D)."""
     num_types: int = 0
     normalizes_sums: bool = True
     """Whether the norms of attention and MLP are of the sums behind them; else of what these read, and then the first
-    layer has none before attention."""
+    layer has none before attention where embeddings have one."""
     distance_bias: DistanceBias | None = None
 
 
@@ -438,7 +438,8 @@ def with_body_names(family: Family, rename: Callable[[str], str]) -> Family:
         bias = encoder.distance_bias
         encoder = replace(
             encoder,
-            embedding_norm=replace(encoder.embedding_norm, name=rename(encoder.embedding_norm.name)),
+            embedding_norm=encoder.embedding_norm
+            and replace(encoder.embedding_norm, name=rename(encoder.embedding_norm.name)),
             types=encoder.types and replace(encoder.types, name=rename(encoder.types.name)),
             distance_bias=bias and replace(bias, name=rename(bias.name)),
         )

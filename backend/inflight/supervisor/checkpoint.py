@@ -14,7 +14,20 @@ from inflight.errors import ConfigurationError
 from inflight.output_config import Pooled
 from inflight.score_tokens import AUTO, find_score_tokens
 
-ENCODERS = ("Bert", "Roberta", "XLMRoberta", "MPNet", "ModernBert")
+ENCODERS = (
+    "Bert",
+    "Roberta",
+    "XLMRoberta",
+    "MPNet",
+    "ModernBert",
+    "Camembert",
+    "DistilBert",
+    "Electra",
+    "Ernie",
+    "NomicBert",
+    "JinaEmbeddingsV3",
+    "EuroBert",
+)
 """How the names of architectures begin that write no text."""
 DECODERS = (
     "Llama",

@@ -5,6 +5,7 @@ float32, so that equality means the same network and not the same rounding.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ from encoder_checkpoints import (
     write_encoder,
 )
 from safetensors.torch import load_file, save_file
+
+from inflight.errors import ConfigurationError
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 LENGTHS = (1, 2, 7, 19, MAX_POSITIONS)
@@ -100,5 +103,55 @@ def test_layers_in_cpp_give_the_same_within_rounding(encoder: TinyEncoder) -> No
             if engine.runner.limits.pooled == "scores":
                 found = engine.tensor(scores_request(9, text))
                 np.testing.assert_allclose(found[0], encoder.scores(text), rtol=1e-3, atol=1e-3)
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "reason"),
+    [
+        ("DebertaV2Model", "deberta-v2", ": its attention multiplies what tokens are by where they are"),
+        ("DebertaV2ForSequenceClassification", "deberta-v2", ": its attention multiplies"),
+        ("NewModel", "new", ": no class of transformers computes it, and code of checkpoints is not run"),
+        ("SqueezeBertModel", "squeezebert", "; it has them for BertModel"),
+    ],
+)
+def test_other_encoders_are_refused_by_name(tmp_path: Path, architecture: str, model_type: str, reason: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "model_type": model_type}))
+    with pytest.raises(ConfigurationError, match=f"{architecture} gives vectors or scores of texts.*{reason}"):
+        EncoderEngine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("NomicBertModel", {"n_head": 4}, "n_head 4 is not supported; only 2 is"),
+        ("NomicBertModel", {"rotary_emb_base": 500}, "rotary_emb_base 500 is not supported; only 1000.0 is"),
+        ("NomicBertModel", {"rotary_emb_interleaved": True}, "rotary_emb_interleaved True is not supported"),
+        ("ElectraModel", {"embedding_size": 32}, "embedding_size 32 is not supported; only 64 is"),
+        ("ErnieModel", {"use_task_id": True}, "use_task_id True is not supported; only false is"),
+        ("EuroBertForSequenceClassification", {"classifier_pooling": "late"}, "classifier_pooling 'late' is not"),
+    ],
+)
+def test_options_that_are_not_computed_are_refused(
+    tmp_path: Path, name: str, changes: dict[str, object], sentence: str
+) -> None:
+    write_encoder(tmp_path, name)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ConfigurationError, match=f"model_impl is native, but .*{sentence}"):
+        EncoderEngine(tmp_path, model_impl="native")
+
+
+def test_nomics_own_names_of_sizes_may_stand_beside_those_of_transformers(tmp_path: Path) -> None:
+    encoder = write_encoder(tmp_path, "NomicBertModel")
+    path = tmp_path / "config.json"
+    own = {"n_head": 2, "n_embd": 64, "rotary_emb_base": 1000, "rotary_emb_fraction": 1, "prenorm": False}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **own}))
+    engine = EncoderEngine(tmp_path)
+    try:
+        np.testing.assert_allclose(
+            engine.tensor(states_request(1, token_ids(9))), encoder.states(token_ids(9)), **CLOSE
+        )
     finally:
         engine.close()

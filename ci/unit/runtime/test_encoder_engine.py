@@ -79,7 +79,8 @@ def test_vectors_are_made_of_the_states(engine: EncoderEngine, encoder: TinyEnco
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "name", ["BertForSequenceClassification", "ModernBertForSequenceClassification", "MPNetForSequenceClassification"]
+    "name",
+    [f"{family}ForSequenceClassification" for family in ("Bert", "ModernBert", "MPNet", "NomicBert", "EuroBert")],
 )
 def test_no_bit_depends_on_neighbours(name: str, dtype: str, tmp_path: Path) -> None:
     write_encoder(tmp_path, name)

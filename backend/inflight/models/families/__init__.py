@@ -9,8 +9,10 @@ from inflight.models.families import (
     decoders,
     deepseek_v2,
     deepseek_v3,
+    distilbert,
     ernie4_5,
     ernie4_5_moe,
+    eurobert,
     exaone4,
     falcon_h1,
     gemma2,
@@ -34,6 +36,7 @@ from inflight.models.families import (
     modernbert,
     nemotron,
     nemotron_h,
+    nomic_bert,
     olmo2,
     olmo3,
     opt,
@@ -51,6 +54,7 @@ from inflight.models.families import (
     starcoder2,
 )
 from inflight.models.family import DescribeFamily
+from inflight_kernels import Activation
 
 FAMILIES: dict[str, DescribeFamily] = {
     "LlamaForCausalLM": llama.describe,
@@ -108,7 +112,7 @@ FAMILIES: dict[str, DescribeFamily] = {
 ENCODERS: dict[str, DescribeFamily] = {
     "BertModel": bert.describe,
     "BertForMaskedLM": bert.describe,
-    "BertForSequenceClassification": bert.describe_scores,
+    "BertForSequenceClassification": bert.scoring_pooled(bert.describe, "bert"),
     "RobertaModel": bert.describe_roberta,
     "RobertaForMaskedLM": bert.describe_roberta,
     "RobertaForSequenceClassification": bert.scoring(bert.describe_roberta),
@@ -121,6 +125,27 @@ ENCODERS: dict[str, DescribeFamily] = {
     "ModernBertModel": modernbert.describe,
     "ModernBertForMaskedLM": modernbert.describe,
     "ModernBertForSequenceClassification": modernbert.describe_scores,
+    "CamembertModel": bert.describe_roberta,
+    "CamembertForMaskedLM": bert.describe_roberta,
+    "CamembertForSequenceClassification": bert.scoring(bert.describe_roberta),
+    "DistilBertModel": distilbert.describe,
+    "DistilBertForMaskedLM": distilbert.describe,
+    "DistilBertForSequenceClassification": distilbert.describe_scores,
+    "ElectraModel": bert.describe_electra,
+    "ElectraForMaskedLM": bert.describe_electra,
+    "ElectraForSequenceClassification": bert.scoring(bert.describe_electra, Activation.GELU),
+    "ErnieModel": bert.describe_ernie,
+    "ErnieForMaskedLM": bert.describe_ernie,
+    "ErnieForSequenceClassification": bert.scoring_pooled(bert.describe_ernie, "ernie"),
+    "NomicBertModel": nomic_bert.describe,
+    "NomicBertForMaskedLM": nomic_bert.describe,
+    "NomicBertForSequenceClassification": bert.scoring_pooled(nomic_bert.describe, "nomic_bert"),
+    "JinaEmbeddingsV3Model": nomic_bert.describe_jina,
+    "JinaEmbeddingsV3ForMaskedLM": nomic_bert.describe_jina,
+    "JinaEmbeddingsV3ForSequenceClassification": bert.scoring(nomic_bert.describe_jina),
+    "EuroBertModel": eurobert.describe,
+    "EuroBertForMaskedLM": eurobert.describe,
+    "EuroBertForSequenceClassification": eurobert.describe_scores,
 }
 """The same of networks that give vectors or scores of a text and no tokens."""
 

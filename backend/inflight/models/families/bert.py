@@ -1,4 +1,5 @@
-"""BERT and what has its layers: RoBERTa, XLM-RoBERTa, MPNet. Encoders that normalise sums, with learned positions."""
+"""BERT and what has its layers: RoBERTa, XLM-RoBERTa, CamemBERT, MPNet, ELECTRA, ERNIE. Encoders that normalise sums,
+with learned positions."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from inflight.models.family import (
     ScoreTensors,
 )
 from inflight.models.split_tensors import NotSplit, SplitByInputs, SplitByOutputs, SplitByVocabulary
+from inflight_kernels import Activation
 
 MPNETS_FARTHEST = 128
 """config.json does not say it."""
@@ -27,17 +29,33 @@ def describe(config: ConfigValues) -> Family:
     return _with_berts_tensors(config, "bert")
 
 
-def describe_scores(config: ConfigValues) -> Family:
-    """Of BertForSequenceClassification, whose first product is the pooler that other checkpoints have, too."""
-    return _with_scores(
-        describe(config),
-        ScoreTensors(
+def describe_ernie(config: ConfigValues) -> Family:
+    """BERT's, under its own name."""
+    if config.flag("use_task_id"):
+        raise config.not_native("use_task_id", "false")
+    return _with_berts_tensors(config, "ernie")
+
+
+def describe_electra(config: ConfigValues) -> Family:
+    """The same, where embeddings have as many features as layers."""
+    if config.whole("embedding_size", "hidden_size") != (size := config.whole("hidden_size")):
+        raise config.not_native("embedding_size", str(size))
+    return _with_berts_tensors(config, "electra")
+
+
+def scoring_pooled(describe_body: DescribeFamily, body: str) -> DescribeFamily:
+    """The same with a head behind the pooler, which checkpoints without one have, too."""
+
+    def describe_with_head(config: ConfigValues) -> Family:
+        head = ScoreTensors(
             num_labels=config.num_labels(),
             pooling="cls",
-            dense=SplitByOutputs(("bert.pooler.dense",), bias=True),
+            dense=SplitByOutputs((f"{body}.pooler.dense",), bias=True),
             output=SplitByOutputs(("classifier",), bias=True),
-        ),
-    )
+        )
+        return with_scores(describe_body(config), head)
+
+    return describe_with_head
 
 
 def describe_roberta(config: ConfigValues) -> Family:
@@ -66,22 +84,23 @@ def describe_mpnet(config: ConfigValues) -> Family:
     )
 
 
-def scoring(describe_body: DescribeFamily) -> DescribeFamily:
-    """The same with the head that RoBERTa and MPNet have for scores."""
+def scoring(describe_body: DescribeFamily, activation: Activation | None = None) -> DescribeFamily:
+    """The same with the head that RoBERTa, MPNet and ELECTRA have for scores. `activation`: see ScoreTensors."""
 
     def describe_with_head(config: ConfigValues) -> Family:
         head = ScoreTensors(
             num_labels=config.num_labels(),
             pooling="cls",
             dense=SplitByOutputs(("classifier.dense",), bias=True),
+            activation=activation,
             output=SplitByOutputs(("classifier.out_proj",), bias=True),
         )
-        return _with_scores(describe_body(config), head)
+        return with_scores(describe_body(config), head)
 
     return describe_with_head
 
 
-def _with_scores(family: Family, head: ScoreTensors) -> Family:
+def with_scores(family: Family, head: ScoreTensors) -> Family:
     """A pooler is read where it is part of the head."""
     assert head.dense is not None
     unread = tuple(name for name in family.unread if not head.dense.names[0].startswith(name))
@@ -128,5 +147,5 @@ def _with_berts_tensors(config: ConfigValues, body: str) -> Family:
             num_types=config.count("type_vocab_size"),
         ),
         rotated_layers=frozenset(),
-        unread=(f"{body}.pooler.", "pooler.", "cls.", "lm_head."),
+        unread=(f"{body}.pooler.", "pooler.", "cls.", "lm_head.", "generator_"),
     )
