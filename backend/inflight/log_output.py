@@ -11,17 +11,16 @@ MAX_CHARS = 16_384
 """Of one record, traceback included."""
 
 
-def start_logging(*libraries: str) -> None:
-    """Log to standard error, unless this process logs already. `libraries`: loggers that write into our log."""
-    if logging.getLogger("inflight").handlers:
+def start_logging() -> None:
+    """Log to standard error, unless this process logs already."""
+    logger = logging.getLogger("inflight")
+    if logger.handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter())
     handler.addFilter(LogRate())
-    for name in ("inflight", *libraries):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.propagate = False
+    logger.addHandler(handler)
+    logger.propagate = False
 
 
 class _Formatter(logging.Formatter):

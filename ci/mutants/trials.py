@@ -26,7 +26,7 @@ HANGS_SECONDS = 60
 
 PRELOADED = (
     *("torch", "transformers", "numpy", "hypothesis", "safetensors.torch", "msgspec", "tokenizers", "jinja2.sandbox"),
-    *("triton", "aiohttp.web", "starlette.applications", "uvicorn", "httpx", "typer", "rich.console", "zmq"),
+    *("triton", "aiohttp.web", "starlette.applications", "httptools", "httpx", "typer", "rich.console", "zmq"),
     *("transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto", "xgrammar"),
 )
 """What every run of tests needs not import by itself."""

@@ -57,7 +57,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("from inflight import Executor", "tokenizers torch rich transformers mpi4py"),
         ("from inflight import GenerationExecutor, EngineConfig", "torch rich transformers mpi4py"),
         # While ranks of the server's own load, the rest of it is imported.
-        ("from inflight.http.engine_front import open_front", "uvicorn starlette jinja2 tokenizers torch"),
+        ("from inflight.http.engine_front import open_front", "httptools starlette jinja2 tokenizers torch"),
         ("import inflight_client.cli", "inflight msgspec numpy grpc tritonclient torch rich transformers"),
         ("from inflight_client import UsageError", "inflight numpy grpc tritonclient"),
     ],

@@ -1,237 +1,283 @@
-"""HTTP/1.1 as uvicorn speaks it, with bounds and two repairs.
+"""HTTP/1.1 on one connection: httptools (llhttp, Node.js' parser) reads, an `Exchange` answers.
 
-Bounds: connections at the same time, of all clients and of each address, the length of a request's head, which
-httptools does not have, and the time until it has come, which uvicorn has only until its first byte. A request that
-offers another protocol, as Java's client offers HTTP/2, is answered over HTTP/1.1 with its body, which httptools takes
-for the other protocol. The chunks of a stream, of which there is one for each token, have a short way.
+What the parser leaves to its users is bounded here: the length of a head and of a body's trailers, the number of their
+fields, the time until a head has come, the requests that wait for an answer. A request that offers another protocol,
+as Java's client offers HTTP/2, is answered over HTTP/1.1 with its body, which the parser takes for the other protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, cast
+import logging
+import traceback
+from collections import deque
+from typing import NoReturn, cast
+from urllib.parse import unquote
 
 import httptools
-from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Scope
+
+from inflight.http.chunks import WRITE_CHUNK, ChunkWriter, chunk_writer
+from inflight.http.connections import Connections, address_of
+from inflight.http.exchange import Exchange
+
+logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 65_536
-"""Of the request line and all headers."""
+"""Of the request line and all headers; the same of what a body has beside its bytes, until the next of these."""
+MAX_FIELDS = 256
+"""Headers of a request, and trailers. Each takes thirty times its bytes."""
 
 HEAD_SECONDS = 10.0
 """Within which a head must be complete, from the connection on, or behind an answer from its first byte on."""
+KEEP_ALIVE_SECONDS = 75.0
+"""Behind an answer, until the next head begins."""
 
 MAX_PIPELINED = 16
 """Requests of one connection that wait for the answer to an earlier one. A read of 256 KiB may hold thousands, each of
 which takes a hundred times its bytes."""
 
 REFUSED_SECONDS = 1.0
-"""That a client has to read that its connection is refused."""
-MAX_REFUSED = 64
-"""Connections that are told so at the same time; others are closed at once."""
+"""That a client has to read that its connection, or what it sent, is refused."""
 
-TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-WRONG = "Invalid HTTP request received."
+
+def _refusal(status: bytes, *, more: bytes = b"", why: bytes = b"") -> bytes:
+    body = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n\r\n%b" % (len(why), why)
+    return b"HTTP/1.1 %b\r\n%bconnection: close\r\n%b" % (status, more, body)
+
+
+TOO_MANY = _refusal(b"503 Service Unavailable", more=b"retry-after: 1\r\n")
+TOO_LONG = _refusal(b"431 Request Header Fields Too Large")
+WRONG = _refusal(b"400 Bad Request", why=b"Invalid HTTP request received.")
+FAILED = _refusal(b"500 Internal Server Error")
 OFFERS = (b"upgrade", b"http2-settings")
 """Headers of a request that offers another protocol, and their names in its header Connection."""
 
-WRITE_CHUNK = "inflight.write_chunk"
-"""Key in the state of an ASGI scope: what writes chunks."""
-
-
-def chunk_writer(scope: Scope) -> Callable[[bytes], None]:
-    """Writes a piece of the body of a response that has started, has no announced length and is not complete. It never
-    waits: what a slow client has not taken is kept, at most the text of its own answer."""
-    writer: Callable[[bytes], None] = scope["state"][WRITE_CHUNK]
-    return writer
-
-
 CONNECTION = "inflight.connection"
-"""The same of the connection itself."""
+"""Key in the state of an ASGI scope: its connection."""
 
 
-def connection_of(scope: Scope) -> BoundedHttp:
-    connection: BoundedHttp = scope["state"][CONNECTION]
-    return connection
-
-
-def endless_stream(scope: Scope) -> BoundedHttp:
+def endless_stream(scope: Scope) -> Connection:
     """The connection of a response that has started, has no announced length and ends when either side closes it."""
-    connection = connection_of(scope)
+    connection: Connection = scope["state"][CONNECTION]
     connection.is_endless = True
     return connection
 
 
-@dataclass(slots=True)
-class Connections:
-    """What all connections of one server know of each other."""
-
-    most: int
-    """At the same time."""
-    most_of_address: int
-    """Of them from one address."""
-    of_address: Counter[str] = field(default_factory=Counter)
-    """How many there are."""
-    idle: dict[BoundedHttp, None] = field(default_factory=dict)
-    """Those that wait for a head, the one that has waited longest first."""
-    num_refused: int = 0
-    """Those that are one too many, and are being told so."""
-
-
-def bounded_http(max_connections: int, max_of_address: int) -> type[asyncio.Protocol]:
-    """What uvicorn makes its connections with."""
-    connections = Connections(max_connections, max_of_address)
-    return cast(type[asyncio.Protocol], partial(BoundedHttp, all_connections=connections))
-
-
-def address_of(peer: object) -> str:
-    """What of a socket's peer counts as one client. Whoever has an IPv6 address usually has its 2^64 neighbours."""
-    host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
-    if ":" not in host:
-        return host
-    address = ipaddress.IPv6Address(host.partition("%")[0])
-    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
-
-
-class ChunkWriter:
-    """Writes chunks of a body to a connection. All that a chunk needs of it is here: with hundreds of streams, each
-    further object that a token touches has left the processor's caches since the last one."""
-
-    __slots__ = ("_is_closing", "_write")
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._write = transport.write
-        self._is_closing = transport.is_closing
-
-    def write(self, body: bytes) -> None:
-        # An empty chunk would be the end of the response.
-        if body and not self._is_closing():
-            self._write(b"%x\r\n%b\r\n" % (len(body), body))
-
-
-class BoundedHttp(HttpToolsProtocol):
-    """One connection."""
+class Connection(asyncio.Protocol):
+    """Answers the requests of one connection, one after the other."""
 
     is_endless = False
     """Whether its response ends only with the connection: nobody waits for it at the end."""
 
-    _num_head_bytes = 0
-    """Received of a head that is not complete."""
-    _has_more_than_head = False
-    """Whether the bytes that came last belong to a body, or end a head."""
-    _is_in_body = False
-    _is_in_head = True
-    """Whether a head has begun. The first one begins with the connection."""
-    _head_timer: asyncio.TimerHandle | None = None
-    """Closes the connection unless the next head begins within `timeout_keep_alive` after an answer, and unless one
-    that has begun is complete within HEAD_SECONDS, whatever bytes come until then: each open connection takes one of
-    the process's files. What is still to come of a body that was answered already has no longer than a head."""
+    address = ""
+    """See `address_of`."""
 
-    _is_offered = False
-    """Whether the head that has come offers another protocol."""
+    def __init__(self, app: ASGIApp, connections: Connections, tasks: set[asyncio.Task[None]]) -> None:
+        """`tasks`: those that answer on any connection, for whoever ends them."""
+        self._app, self._all, self._tasks = app, connections, tasks
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._parser = httptools.HttpRequestParser(self)
+        self._url, self._must_continue = b"", False
+        self._fields: list[tuple[bytes, bytes]] = []
+        """Of the head that comes; behind it, a body's trailers, which nobody reads."""
+        self._num_head_bytes = 0
+        """Received since a head began, or since the last bytes of a body."""
+        self._is_in_head = True
+        """Whether a head has begun. The first one begins with the connection."""
+        self._is_offered = False
+        """Whether the head that has come offers another protocol."""
+        self._arriving: Exchange | None = None
+        """Whose body comes."""
+        self._current: Exchange | None = None
+        """Which is being answered."""
+        self._waiting: deque[Exchange] = deque()
+        """For the answer to an earlier one."""
+        self._is_deaf = False
+        """Whether nothing is read any more: the last request has come, or what is none."""
+        self._refusal = WRONG
+        """Of what is no request."""
+        self._must_refuse = False
+        """Whether that has come, behind requests that are answered first."""
+        self._is_reading_paused = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._head_timer: asyncio.TimerHandle | None = None
+        """Closes the connection unless the next head begins within KEEP_ALIVE_SECONDS behind an answer, and unless one
+        that has begun is complete within HEAD_SECONDS, whatever bytes come until then: each open connection takes one
+        of the process's files. What is still to come of a body that was answered already has no longer than a head."""
 
-    _is_refused = False
-    """Whether it is one too many."""
+    # The transport's callbacks.
 
-    def __init__(self, *arguments: Any, all_connections: Connections, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._all = all_connections
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.address = address_of(transport.get_extra_info("peername"))
+        self._chunks = ChunkWriter(self._transport)
+        if reason := self._all.admit(self):
+            logger.warning("%s: another is refused", reason)
+            self._turn_away(TOO_MANY)
+        else:
+            self._expect_head()
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._address = address_of(transport.get_extra_info("peername"))
-        own = self._all.of_address[self._address]
-        if own >= self._all.most_of_address and not self._take_place(self._address):
-            self._refuse(transport, f"{own} connections of {self._address} are in use, max_connections_per_address")
-            return
-        if len(self.connections) >= self._all.most and not self._take_place():
-            self._refuse(transport, f"{len(self.connections)} connections are in use, max_connections")
-            return
-        super().connection_made(transport)
-        self._all.of_address[self._address] += 1
-        self._chunks = ChunkWriter(transport)
-        self._expect_head()
-
-    def _take_place(self, address: str | None = None) -> bool:
-        """Of the connection, of this address if one is given, that has been idle longest. Returns whether there is
-        one."""
-        for each in list(self._all.idle):
-            if address in (None, each._address):
-                del self._all.idle[each]
-                if each.close_if_idle():
-                    each._leave()
-                    return True
-        return False
-
-    def _leave(self) -> None:
-        """Its place is free, even if it is not closed yet."""
-        if self in self.connections:
-            self.connections.discard(self)
-            self._all.of_address[self._address] -= 1
-            if not self._all.of_address[self._address]:
-                del self._all.of_address[self._address]
-
-    def _refuse(self, transport: asyncio.Transport, reason: str) -> None:
-        """Whoever asks is told so: were the connection closed at once, its request would make it lose the answer."""
-        self.logger.warning("%s: another is refused", reason)
-        self.transport, self._is_refused = transport, True
-        self._all.num_refused += 1
-        transport.write(TOO_MANY)
-        transport.write_eof()
-        self.loop.call_later(REFUSED_SECONDS if self._all.num_refused <= MAX_REFUSED else 0, transport.abort)
+    def _turn_away(self, refusal: bytes) -> None:
+        """What still comes is taken and not read: were the connection closed at once, that would make the client lose
+        the answer."""
+        self._is_deaf = True
+        self._transport.write(refusal)
+        self._transport.write_eof()
+        self._loop.call_later(REFUSED_SECONDS if self._all.turn_away(self) else 0, self._transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._is_deaf = True
         self._cancel_head_timer()
-        self._all.idle.pop(self, None)
-        self._all.num_refused -= self._is_refused
-        self._leave()
-        super().connection_lost(exc)
+        self._all.remove(self)
+        for each in filter(None, (self._current, *self._waiting)):
+            each.lose()
+        self._waiting.clear()
+        self._writable.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._is_deaf:
             return
-        self._has_more_than_head = self._is_in_body
-        self._unset_keepalive_if_required()
+        self._num_head_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError:
-            self.logger.warning(WRONG)
-            self.send_400_response(WRONG)
+            if not self._is_deaf:  # else these are bytes behind the last request
+                self._give_up()
             return
-        self._num_head_bytes = 0 if self._has_more_than_head else self._num_head_bytes + len(data)
-        if self._num_head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(TOO_LONG)
-            self.transport.close()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        if not self._is_in_head:
-            self._is_in_head = True
-            if self._head_timer is not None:
-                self._start_head_timer()
-        self.scope["state"] |= {WRITE_CHUNK: self._chunks.write, CONNECTION: self}
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refusal = TOO_LONG
+            self._give_up()
 
     def _feed(self, data: bytes) -> None:
         """Parse what has come. Raises HttpParserError."""
         while True:
             try:
-                self.parser.feed_data(data)
+                self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 # The parser has left out the body. The request is read again, as one that offers nothing.
-                if not self._is_offered:
-                    raise httptools.HttpParserError from None
                 data = self._head_without_offer() + data[upgrade.args[0] :]
 
+    def _give_up(self) -> None:
+        """What comes is no request. Those before it are answered first."""
+        self._is_deaf = True
+        logger.warning("a connection is closed: %s", self._refusal.partition(b"\r")[0].decode())
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            arriving.lose()
+            if arriving is self._current:
+                self._current = None
+            elif arriving in self._waiting:
+                self._waiting.remove(arriving)
+        if self._current is not None:
+            self._must_refuse = True
+            return
+        if arriving is None or not arriving.has_started:
+            self._turn_away(self._refusal)
+        else:
+            self._transport.close()
+
+    # The parser's callbacks. What they raise, feed_data raises as HttpParserError.
+
+    def on_message_begin(self) -> None:
+        self._url, self._must_continue, self._fields = b"", False, []
+        if not self._is_in_head:
+            self._is_in_head = True
+            if self._head_timer is not None:
+                self._start_head_timer()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self._fields) >= MAX_FIELDS:
+            self._refuse(TOO_LONG)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._must_continue = True
+        self._fields.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if len(self._url) + sum(len(name) + len(value) for name, value in self._fields) > MAX_HEAD_BYTES:
+            self._refuse(TOO_LONG)
+        method, version = self._parser.get_method(), self._parser.get_http_version()
+        if method == b"CONNECT" or version not in ("1.0", "1.1") or len(self._waiting) >= MAX_PIPELINED:
+            self._refuse(WRONG)
+        self._is_offered = self._parser.should_upgrade()
+        if self._is_offered:
+            return
+        is_chunkless = version == "1.0"
+        if is_chunkless and any(name == b"transfer-encoding" for name, _ in self._fields):
+            self._refuse(WRONG)  # HTTP/1.0 has none, so a proxy may have seen another end of this request
+        exchange = Exchange(
+            self,
+            self._scope(method.decode(), version),
+            keeps_alive=not is_chunkless and self._parser.should_keep_alive(),
+            must_continue=self._must_continue and not is_chunkless,
+        )
+        self._num_head_bytes, self._fields, self._is_in_head = 0, [], False
+        self._cancel_head_timer()
+        self._all.set_busy(self)
+        self._arriving = exchange
+        if self._current is None:
+            self._begin(exchange)
+        else:
+            self._waiting.append(exchange)
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head_bytes = 0
+        if self._arriving is not None:
+            self._arriving.add_body(body)
+            self._regulate()
+
+    def on_message_complete(self) -> None:
+        if self._arriving is None or self._is_offered:
+            return
+        self._arriving.end_body()
+        self._is_deaf = not self._arriving.keeps_alive
+        self._arriving = None
+
+    def _refuse(self, refusal: bytes) -> NoReturn:
+        """Raises HttpParserError."""
+        self._refusal = refusal
+        raise httptools.HttpParserError
+
+    def _scope(self, method: str, version: str) -> Scope:
+        """Raises HttpParserError."""
+        url = httptools.parse_url(self._url)
+        if url.path is None:  # http://host
+            self._refuse(WRONG)
+        path = url.path.decode("ascii")
+        writer = self._chunks.write if version == "1.1" else self._chunks.write_plain
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": version,
+            "server": self._transport.get_extra_info("sockname"),
+            "client": self._transport.get_extra_info("peername"),
+            "scheme": "http",
+            "method": method,
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "headers": self._fields,
+            "state": {WRITE_CHUNK: writer, CONNECTION: self},
+        }
+
     def _head_without_offer(self) -> bytes:
-        parser = self.parser
-        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self.url, parser.get_http_version().encode())]
-        for name, value in self.headers:
+        parser = self._parser
+        lines = [b"%b %b HTTP/%b" % (parser.get_method(), self._url, parser.get_http_version().encode())]
+        for name, value in self._fields:
             if name == b"connection":
                 value = b", ".join(part for part in map(bytes.strip, value.split(b",")) if part.lower() not in OFFERS)
                 if not value:
@@ -239,43 +285,77 @@ class BoundedHttp(HttpToolsProtocol):
             if name not in OFFERS:
                 lines.append(b"%b: %b" % (name, value))
         self._is_offered = False
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._parser = httptools.HttpRequestParser(self)
         return b"\r\n".join([*lines, b"", b""])
 
-    def on_headers_complete(self) -> None:
-        # Where no other protocol is offered, this is a tunnel.
-        self._is_offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
-        if self._is_offered:
-            return
-        if len(self.pipeline) >= MAX_PIPELINED:
-            raise httptools.HttpParserError("too many pipelined requests")
-        self._is_in_body = self._has_more_than_head = True
-        self._is_in_head = False
-        self._cancel_head_timer()
-        self._all.idle.pop(self, None)
-        super().on_headers_complete()
+    # What an exchange asks of its connection.
 
-    def on_message_complete(self) -> None:
-        if self._is_offered:
-            return
-        self._is_in_body = False
-        super().on_message_complete()
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if not self.transport.is_closing():
+    async def wait_until_writable(self) -> None:
+        if not self._writable.is_set():
+            await self._writable.wait()
+
+    def take_more(self) -> None:
+        self._regulate()
+
+    def answered(self, exchange: Exchange) -> None:
+        self._current = None
+        if self._transport.is_closing():
+            return
+        if not exchange.keeps_alive:
+            self._transport.close()
+        elif self._waiting:
+            self._begin(self._waiting.popleft())
+        elif self._must_refuse:
+            self._turn_away(self._refusal)
+        else:
             self._expect_head()
+        self._regulate()
+
+    def _begin(self, exchange: Exchange) -> None:
+        self._current = exchange
+        task = self._loop.create_task(self._answer(exchange))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, exchange: Exchange) -> None:
+        try:
+            await self._app(exchange.scope, exchange.receive, exchange.send)
+        except Exception as error:
+            # Not its text, which may quote a prompt.
+            places = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("answering a request failed: %s\n%s", type(error).__name__, places)
+            if not exchange.has_started:
+                self.write(FAILED)
+        finally:
+            if self._current is exchange:  # there is no whole answer
+                self._transport.close()
+
+    def _regulate(self) -> None:
+        """Read no more while the client has sent more than may wait."""
+        newest = self._waiting[-1] if self._waiting else self._current
+        is_full = len(self._waiting) >= MAX_PIPELINED or (newest is not None and not newest.has_room)
+        if is_full == self._is_reading_paused or self._transport.is_closing():
+            return
+        self._is_reading_paused = is_full
+        if is_full:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    # Time.
 
     def _expect_head(self) -> None:
         self._start_head_timer()
-        self._all.idle[self] = None
+        self._all.set_idle(self)
 
     def _start_head_timer(self) -> None:
         self._cancel_head_timer()
-        has_begun = self._is_in_head or self._is_in_body
-        seconds = HEAD_SECONDS if has_begun else self.timeout_keep_alive
-        self._head_timer = self.loop.call_later(seconds, self.close_if_idle)
+        has_begun = self._is_in_head or self._arriving is not None
+        self._head_timer = self._loop.call_later(HEAD_SECONDS if has_begun else KEEP_ALIVE_SECONDS, self.close_if_idle)
 
     def _cancel_head_timer(self) -> None:
         if self._head_timer is not None:
@@ -284,30 +364,30 @@ class BoundedHttp(HttpToolsProtocol):
 
     def close_if_idle(self) -> bool:
         """Returns whether it was."""
-        # Of pipelined requests the last one's head has come: it is answered first.
-        is_idle = self.cycle is None or self.cycle.response_complete
+        is_idle = self._current is None
         if is_idle:
-            self.transport.close()
+            self._transport.close()
         return is_idle
 
-    def shutdown(self) -> None:
-        if self.is_endless:
-            self.transport.close()
-        super().shutdown()
+    def shut_down(self) -> None:
+        """What was asked is answered, and then the connection is closed."""
+        if self._current is None or self.is_endless:
+            self._transport.close()
+        else:
+            (self._waiting[-1] if self._waiting else self._current).keeps_alive = False
+
+    # What streams ask of theirs.
 
     @property
     def num_unsent_bytes(self) -> int:
         """Written, and not taken by the client."""
-        return self.transport.get_write_buffer_size()
+        return self._transport.get_write_buffer_size()
 
     def abort(self) -> None:
         """Close the connection at once; what was not sent is lost."""
-        self.transport.abort()
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether nothing can be sent any more; uvicorn itself is told a moment later."""
-        return bool(self.transport.is_closing())
+        self._transport.abort()
 
     def write_chunk(self, body: bytes) -> None:
-        self._chunks.write(body)
+        """See chunk_writer: of the response in progress."""
+        if self._current is not None:
+            chunk_writer(self._current.scope)(body)

@@ -15,7 +15,6 @@ from starlette.types import Message, Receive, Scope, Send
 from inflight.errors import InflightError
 from inflight.executor.front.front import SHUT_DOWN
 from inflight.http.api_error import INTERNAL, APIError, of_engine, of_validation, overloaded
-from inflight.http.connection import connection_of
 from inflight.http.dispatcher import ClientGone
 from inflight.http.metrics import ServerMetrics
 
@@ -63,8 +62,6 @@ class Endpoint:
         except asyncio.CancelledError:  # this process ends, and the time to drain is over
             return await self._send_error(send, overloaded(503, SHUT_DOWN))
         except Exception as error:
-            if connection_of(scope).is_closing:  # uvicorn's last write of a stream, to a client that is gone
-                return CLIENT_GONE
             return await self._send_error(send, unexpected(error))
 
     async def _send_error(self, send: Send, error: APIError) -> int:
@@ -99,5 +96,5 @@ async def send_bytes(
 
 
 def read_only(handler: Handler) -> dict[str, Handler]:
-    """Methods of a path that is only read. uvicorn sends no body as the answer to HEAD."""
+    """Methods of a path that is only read. An answer to HEAD is sent without its body."""
     return {"GET": handler, "HEAD": handler}

@@ -24,7 +24,7 @@ OTHER_FILES = 256
 def open_front(options: OpenAIOptions) -> RemoteFront:
     """A front of the engine, for a process that serves it. Ranks of this server's own begin to load; `start` waits for
     them, or for an engine that another program has launched. Raises ConfigurationError."""
-    start_logging("uvicorn.error")
+    start_logging()
     end_when_abandoned()
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

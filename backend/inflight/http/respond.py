@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from inflight.executor.front.front import SHUT_DOWN
 from inflight.http.api_error import APIError, overloaded
 from inflight.http.call import Call
-from inflight.http.connection import chunk_writer
+from inflight.http.chunks import chunk_writer
 from inflight.http.dispatcher import ClientGone, Mailbox
 from inflight.http.endpoint import CLIENT_GONE, unexpected
 from inflight.http.generation import Generation

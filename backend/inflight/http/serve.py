@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from inflight.asking.chat_renderer import ChatRenderer
@@ -39,7 +38,6 @@ from inflight.http.app import App
 from inflight.http.call_builder import CallBuilder
 from inflight.http.call_runner import CallRunner
 from inflight.http.checkpoint_facts import CheckpointFacts
-from inflight.http.connection import bounded_http
 from inflight.http.dialects.anthropic.api import MessagesApi
 from inflight.http.dialects.dialect import Dialect
 from inflight.http.dialects.ollama.api import OllamaApi
@@ -49,6 +47,7 @@ from inflight.http.dispatcher import Dispatcher
 from inflight.http.engine_front import open_front, with_statistics
 from inflight.http.engine_metrics import EngineMetrics
 from inflight.http.guard import Guard
+from inflight.http.http_server import HttpServer
 from inflight.http.metrics import ServerMetrics
 from inflight.http.model_names import ModelNames
 from inflight.http.page.feed import BatchFeed
@@ -62,15 +61,12 @@ from inflight.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048
-KEEP_ALIVE_SECONDS = 75
 SEND_BUFFER_BYTES = 128 * 1024
 """Of each connection, which the kernel doubles. It would take 4 MiB of text that a client does not read, and with
 hundreds of such clients the kernel's memory for all connections of the machine."""
 UNREAD_MS = 120_000
 """For which a client may take nothing of what waits for it; then its connection is closed."""
 
-LAST_SECONDS = 1.0
 WATCHED_ITERATIONS = 1000
 """Whose statistics are kept for the page until they become an event."""
 
@@ -160,20 +156,23 @@ class OpenAIServer:
         stop: asyncio.Event | None = None,
     ) -> None:
         """Serve the started `front` until a signal, or until `stop` is set. `attach` makes another front of the same
-        engine, which keeps statistics; `ready` is called with host:port."""
+        engine, which keeps statistics; `ready` is called with host:port once connections are taken."""
         dispatcher = Dispatcher(front, asyncio.get_running_loop())
         threads, feed = TextThreads(), BatchFeed(attach)
         dispatcher.start()
+        stop, hurry = stop or asyncio.Event(), asyncio.Event()
         try:
-            server = _Server(self._uvicorn(self.make_app(front, dispatcher, threads, feed)))
+            server = HttpServer(
+                self.make_app(front, dispatcher, threads, feed),
+                max_connections=self._options.max_connections,
+                max_connections_per_address=self._options.max_connections_per_address,
+            )
+            await server.listen(listener)
             host, port = listener.getsockname()[:2]
             ready(f"{host}:{port}")
-            stopping = asyncio.create_task(_stop_when(server, stop)) if stop is not None else None
-            await server.serve(sockets=[listener])
-            if server.server_state.tasks:  # they were cancelled, and tell their clients so
-                await asyncio.wait(list(server.server_state.tasks), timeout=LAST_SECONDS)
-            if stopping is not None:
-                stopping.cancel()
+            hear_signals(stop, hurry)
+            await stop.wait()
+            await server.drain(max(round(self._options.drain_seconds), 1), hurry)
         finally:
             feed.stop()
             front.shutdown()
@@ -224,20 +223,6 @@ class OpenAIServer:
         ]
         return App(dialects, front=front, guard=self._guard, metrics=metrics, feed=feed).routes()
 
-    def _uvicorn(self, app: ASGIApp) -> uvicorn.Config:
-        return uvicorn.Config(
-            app,
-            http=bounded_http(self._options.max_connections, self._options.max_connections_per_address),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=max(round(self._options.drain_seconds), 1),
-        )
-
 
 @contextlib.contextmanager
 def listen(host: str, port: int) -> Iterator[socket.socket]:
@@ -261,21 +246,18 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-class _Server(uvicorn.Server):
-    """uvicorn raises a signal again once it has ended, which would end this process before it has left the engine."""
+def hear_signals(stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set `stop`; another SIGINT behind that sets `hurry`. Nothing happens on any thread but the
+    main one, which alone hears them."""
+    if threading.current_thread() is not threading.main_thread():
+        return
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        if threading.current_thread() is threading.main_thread():
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.handle_exit, number, None)
-        yield
+    def interrupt() -> None:
+        (hurry if stop.is_set() else stop).set()
 
-
-async def _stop_when(server: uvicorn.Server, stop: asyncio.Event) -> None:
-    await stop.wait()
-    server.should_exit = True
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGINT, interrupt)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

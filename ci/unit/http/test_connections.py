@@ -25,7 +25,8 @@ from openai_server import (
 )
 
 from inflight.errors import ConfigurationError
-from inflight.http.connection import MAX_PIPELINED, address_of
+from inflight.http.connection import MAX_PIPELINED
+from inflight.http.connections import address_of
 from inflight.http.engine_front import allow_connections
 from inflight.http.serve import SEND_BUFFER_BYTES, UNREAD_MS, listen
 
@@ -232,7 +233,7 @@ REFUSED = b"POST /health HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
 @pytest.fixture
 def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.socket]]:
     """What opens a connection to a server that waits long between requests, and a moment for a head that has begun."""
-    monkeypatch.setattr("inflight.http.serve.KEEP_ALIVE_SECONDS", 1000)
+    monkeypatch.setattr("inflight.http.connection.KEEP_ALIVE_SECONDS", 1000)
     monkeypatch.setattr("inflight.http.connection.HEAD_SECONDS", 0.2)
     with openai_server(PlayedEngine(), checkpoint_folder(tmp_path)) as url, contextlib.ExitStack() as stack:
         host, port = url.removeprefix("http://").split(":")
@@ -276,7 +277,7 @@ def test_the_next_head_may_begin_later(hasty: Callable[[], socket.socket]) -> No
 
 
 def test_a_connection_that_no_request_came_back_on_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inflight.http.serve.KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr("inflight.http.connection.KEEP_ALIVE_SECONDS", 0.2)
     with openai_server(PlayedEngine(), checkpoint_folder(tmp_path)) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), ENOUGH) as connection:
@@ -285,7 +286,7 @@ def test_a_connection_that_no_request_came_back_on_is_closed(tmp_path: Path, mon
 
 
 def test_an_answer_may_take_longer_than_the_next_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inflight.http.serve.KEEP_ALIVE_SECONDS", 1.5)
+    monkeypatch.setattr("inflight.http.connection.KEEP_ALIVE_SECONDS", 1.5)
     engine = PlayedEngine(lambda request: [])
     with openai_server(engine, checkpoint_folder(tmp_path)) as url:
         host, port = url.removeprefix("http://").split(":")

@@ -20,7 +20,7 @@ from ci.unit.http.page.played_statistics import PlayedStatistics
 from inflight.errors import ConfigurationError
 from inflight.executor.front.front import Front
 from inflight.http.api_error import APIError
-from inflight.http.connection import BoundedHttp
+from inflight.http.connection import Connection
 from inflight.http.page.feed import MAX_UNREAD_BYTES, MAX_VIEWERS, BatchFeed
 from inflight.http.page.index import INDEX
 from inflight.stats import IterationStats, RequestStatsPerIteration
@@ -149,7 +149,7 @@ class Viewer:
 async def test_who_does_not_read_is_disconnected() -> None:
     feed, viewer = BatchFeed(WatchedEngine), Viewer()
     with feed.viewing() as join:
-        join(cast(BoundedHttp, viewer))
+        join(cast(Connection, viewer))
         await until_set(viewer.was_aborted)
     assert viewer.num_chunks == 2
     with pytest.raises(APIError, match="0 viewers"), BatchFeed(WatchedEngine, max_viewers=0).viewing():
@@ -163,7 +163,7 @@ async def test_viewers_of_an_engine_that_is_not_found_are_sent_away(caplog: pyte
 
     feed, viewer = BatchFeed(Absent), Viewer()
     with feed.viewing() as join:
-        join(cast(BoundedHttp, viewer))
+        join(cast(Connection, viewer))
         await until_set(viewer.was_aborted)
     assert "no engine called 'x'" in caplog.text
 

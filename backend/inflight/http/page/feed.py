@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from inflight.errors import InflightError
 from inflight.executor.front.front import Front
 from inflight.http.api_error import overloaded
-from inflight.http.connection import BoundedHttp
+from inflight.http.connection import Connection
 from inflight.http.page.events import LiveBatch, server_sent_event
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,11 @@ class BatchFeed:
         self._attach = attach
         self._max_viewers = max_viewers
         self._num_places = 0  # that are taken
-        self._viewers: set[BoundedHttp] = set()
+        self._viewers: set[Connection] = set()
         self._watch: Watch | None = None
 
     @contextlib.contextmanager
-    def viewing(self) -> Iterator[Callable[[BoundedHttp], None]]:
+    def viewing(self) -> Iterator[Callable[[Connection], None]]:
         """A place, as long as the context lasts, and what to call once the connection's stream has begun. Raises
         APIError if no place is free, and ConfigurationError."""
         if self._num_places >= self._max_viewers:
@@ -46,9 +46,9 @@ class BatchFeed:
         if self._watch is None:
             self._watch = Watch(self._attach(), asyncio.get_running_loop(), self._publish, self._lose)
         self._num_places += 1
-        joined: list[BoundedHttp] = []
+        joined: list[Connection] = []
 
-        def join(viewer: BoundedHttp) -> None:
+        def join(viewer: Connection) -> None:
             joined.append(viewer)
             self._viewers.add(viewer)
 
