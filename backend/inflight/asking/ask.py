@@ -14,6 +14,7 @@ from inflight.asking.stop import Stop
 from inflight.guided_decoding import WhiteSpace
 from inflight.lora import LoRARequest
 from inflight.sampling import Sampling
+from inflight.sampling_config import SamplingConfig
 
 
 class TextPair(msgspec.Struct, frozen=True):
@@ -34,7 +35,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     choices: int = 1
     """Of each prompt."""
     streaming: bool = False
-    sampling: Sampling = Sampling()
+    sampling: Sampling | SamplingConfig = Sampling()
+    """A SamplingConfig is complete: the checkpoint's defaults have no say."""
     limit: Limit = Limit()
     stop: Stop = Stop()
     guide: Guide | None = None

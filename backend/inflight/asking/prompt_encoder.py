@@ -29,10 +29,10 @@ class PromptEncoder:
     """Safe to use from several threads."""
 
     def __init__(
-        self, tokenizer: Tokenizer, max_text_bytes: int | None = None, pair_template: PairTemplate | None = None
+        self, tokenizer: Tokenizer | None, max_text_bytes: int | None = None, pair_template: PairTemplate | None = None
     ) -> None:
-        """`max_text_bytes`: None = the length of texts has been checked. `pair_template`: None = the tokenizer joins
-        the texts of a pair."""
+        """`tokenizer`: None = texts are refused. `max_text_bytes`: None = the length of texts has been checked.
+        `pair_template`: None = the tokenizer joins the texts of a pair."""
         self._tokenizer = tokenizer
         self._max_text_bytes = max_text_bytes
         self._pair_template = pair_template
@@ -48,10 +48,10 @@ class PromptEncoder:
             return prompt
         if not prompt:
             raise Refusal("prompt", "{0} is empty: give at least one character or token")
+        tokenizer = self._needed()
         prompt = self._beginning(prompt, limits.max_input_len) if is_cut else prompt
         self._check_length(prompt, limits)
-        encode = self._tokenizer.encode if add_special_tokens else self._tokenizer.encode_plain
-        return encode(prompt)
+        return (tokenizer.encode if add_special_tokens else tokenizer.encode_plain)(prompt)
 
     def encode_pair(self, pair: TextPair, limits: RequestLimits, *, is_cut: bool = False) -> EncodedPair:
         """`is_cut`: see `encode`, of the second text. Raises Refusal."""
@@ -62,13 +62,13 @@ class PromptEncoder:
             self._check_length(text, limits)
         if self._pair_template is not None:
             return self._in_template(self._pair_template, TextPair(pair.first, second), is_cut=is_cut)
-        token_ids, start = self._tokenizer.encode_pair(pair.first, second)
+        token_ids, start = self._needed().encode_pair(pair.first, second)
         num_behind = self.num_behind(token_ids, limits)
         return EncodedPair(token_ids=token_ids, second_text_start=start, num_before=start, num_behind=num_behind)
 
     def _in_template(self, template: PairTemplate, pair: TextPair, *, is_cut: bool) -> EncodedPair:
         """The tokens of the whole text. Where it is to be cut they are divided at the end of the second one."""
-        encode = self._tokenizer.encode_plain
+        encode = self._needed().encode_plain
         whole = encode(template.render(pair))
         if not is_cut:
             return EncodedPair(token_ids=whole, num_before=0, num_behind=0)
@@ -80,7 +80,7 @@ class PromptEncoder:
 
     def num_behind(self, token_ids: list[int], limits: RequestLimits) -> int:
         """Tokens that end a text and no part of it: one of an encoder's, and where the tokenizer adds it."""
-        return int(not limits.is_causal or token_ids[-1] in self._tokenizer.special_ids)
+        return int(not limits.is_causal or token_ids[-1] in self._needed().special_ids)
 
     def encode_beginning(self, text: str, limits: RequestLimits, most: int) -> list[int]:
         """The leading `most` tokens of a text, at most `max_input_len`; of an encoder's the last one is that which ends
@@ -91,7 +91,7 @@ class PromptEncoder:
 
     def _beginning(self, text: str, most: int) -> str:
         """Without what stands behind the first `most` tokens for sure."""
-        per_token = self._tokenizer.max_bytes_per_token
+        per_token = self._needed().max_bytes_per_token
         if per_token is None:
             return text
         return text.encode("utf-8", "surrogatepass")[: most * per_token].decode("utf-8", "ignore")
@@ -103,9 +103,14 @@ class PromptEncoder:
         if num_bytes > self._max_text_bytes:
             sentence = f"the prompt has {num_bytes} bytes, more than max_text_bytes {self._max_text_bytes}"
             raise Refusal("prompt", sentence, kind=Kind.TOO_LARGE)
-        most = self._tokenizer.max_bytes_per_token
+        most = self._needed().max_bytes_per_token
         if most is not None and num_bytes > most * limits.max_input_len:
             raise context_too_long(limits.max_seq_len, -(-num_bytes // most))
+
+    def _needed(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise Refusal("prompt", "{0} is text and there is no tokenizer: give token ids")
+        return self._tokenizer
 
 
 def shortened(token_ids: list[int], most: int, num_behind: int) -> list[int]:

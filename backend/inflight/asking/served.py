@@ -25,6 +25,8 @@ from inflight.guided_decoding import GuidedDecodingParams
 from inflight.guides.requests import not_enforced, with_grammar
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
+from inflight.sampling import Sampling
+from inflight.sampling_config import SamplingConfig
 from inflight.text.detokenizer import Detokenizer
 from inflight.text.stop_strings import StopStrings
 from inflight.text.text_decoder import make_text_decoder, prompt_text
@@ -55,14 +57,15 @@ class Served:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         defaults: GenerationDefaults,
         encoder: PromptEncoder | None = None,
         chats: Chats | None = None,
         *,
         max_request_seconds: float = 0.0,
     ) -> None:
-        """`encoder`: None = the length of texts has been checked. `chats`: None = nobody asks for any."""
+        """`tokenizer`: None = prompts are token ids, and nobody reads answers. `encoder`: None = the length of texts
+        has been checked. `chats`: None = nobody asks for any."""
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._encoder = PromptEncoder(tokenizer) if encoder is None else encoder
@@ -114,6 +117,10 @@ class Served:
         left_out = not_enforced(shared.guide, limits)
         return Prepared(prompts=prompts, guide_field=shared.guide_field, not_enforced=left_out)
 
+    def _needed(self) -> Tokenizer:
+        assert self._tokenizer is not None, "who reads or writes text has a tokenizer"
+        return self._tokenizer
+
     # -- requests ------------------------------------------------------------------------------------------------------
 
     @staticmethod
@@ -137,7 +144,9 @@ class Served:
         sampling, stop = ask.sampling, ask.stop
         if stop.texts and (sampling.beam_width or 1) > 1:
             raise Refusal("stop", "{0} is not supported together with {1} above 1", "beam_width")
-        words = [*ask.bad_word_ids, *self._tokenizer.encode_spellings(ask.bad_words)]
+        words = [*ask.bad_word_ids]
+        if ask.bad_words:
+            words += self._needed().encode_spellings(ask.bad_words)
         bad_words = [list(word) for word in dict.fromkeys(map(tuple, words)) if word]
         num_entries = len(bad_words) + len(sampling.logit_bias or ())
         num_bytes = ENTRY_BYTES * num_entries + len(sampling.embedding_bias or b"")
@@ -157,7 +166,8 @@ class Served:
 
     def _end_ids(self, ask: Ask, vocab_size: int) -> list[int]:
         named = ask.stop.token_ids
-        own = self._tokenizer.end_ids_below(vocab_size) if ask.stop.ends_by_itself else []
+        has_own = ask.stop.ends_by_itself and self._tokenizer is not None
+        own = self._needed().end_ids_below(vocab_size) if has_own else []
         if not all(0 <= token < vocab_size for token in named):
             raise Refusal("stop_token_ids", "{0} must hold token ids from 0 to {last}", last=vocab_size - 1)
         return list(dict.fromkeys([*own, *named]))
@@ -178,7 +188,7 @@ class Served:
         text, ids = "", request.input_token_ids
         if ask.show.prompt:
             is_whole = isinstance(prompt, str) and len(ids) == len(token_ids)
-            text = str(prompt) if is_whole else prompt_text(self._tokenizer, ids)
+            text = str(prompt) if is_whole else prompt_text(self._needed(), ids)
         make = partial(self._detokenizer, ask, request, shared.stop_strings, shown)
         return PreparedPrompt(request=request, make_detokenizer=make, text=text)
 
@@ -186,7 +196,7 @@ class Served:
         self, ask: Ask, request: Request, stop_strings: StopStrings | None, shown: frozenset[int]
     ) -> Detokenizer:
         decoder = make_text_decoder(
-            self._tokenizer, request.input_token_ids, shows_special=ask.show.special_tokens, shown=shown
+            self._needed(), request.input_token_ids, shows_special=ask.show.special_tokens, shown=shown
         )
         min_tokens = request.sampling_config.min_tokens
         return Detokenizer(decoder, stop_strings, min_tokens, keeps_stop_string=ask.stop.is_kept)
@@ -201,9 +211,7 @@ class Served:
                 max_tokens=max_tokens,
                 # Stop strings are found in text: the engine must send every token at once so that it can be stopped.
                 streaming=ask.streaming or bool(ask.stop.texts),
-                sampling_config=self._defaults.sampling_config(
-                    ask.sampling, num_prompt_tokens=len(token_ids), max_tokens=max_tokens
-                ),
+                sampling_config=self._sampling_config(ask.sampling, len(token_ids), max_tokens),
                 output_config=ask.show.output,
                 end_ids=shared.end_ids,
                 stop_words=[*ask.stop.sequences],
@@ -221,6 +229,13 @@ class Served:
             return with_grammar(request, limits)
         except InvalidRequest as error:
             raise engines_refusal(str(error), shared.guide_field) from None
+
+    def _sampling_config(
+        self, sampling: Sampling | SamplingConfig, num_prompt_tokens: int, max_tokens: int
+    ) -> SamplingConfig:
+        if isinstance(sampling, SamplingConfig):
+            return sampling
+        return self._defaults.sampling_config(sampling, num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
 
 
 def _cut(token_ids: list[int], limit: Limit, limits: RequestLimits, num_behind: int) -> list[int]:

@@ -7,6 +7,8 @@ representations (arXiv 2205.13147) are made for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 from msgspec import structs
@@ -21,7 +23,7 @@ from inflight.lora import LoRARequest
 from inflight.output_config import SCORES, AdditionalModelOutput, OutputConfig, Pooling
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
-from inflight.result import Result
+from inflight.result import Array, Result
 from inflight.sampling import Sampling
 from inflight.scheduler_output import HIDDEN_STATES, POOLED
 
@@ -67,8 +69,12 @@ def embedding_requests(
 
 def row_of(result: Result) -> Row | None:
     """None if the result has none."""
-    rows: list[Row] = [tensor.array()[0] for tensor in result.tensors if tensor.name in NAMES]
-    return rows[0] if rows else None
+    return row_among({tensor.name: tensor.array() for tensor in result.tensors if tensor.name in NAMES})
+
+
+def row_among(tensors: Mapping[str, Array]) -> Row | None:
+    """None if there is none. `tensors`: of one prompt, by name."""
+    return next((tensor[0] for name, tensor in tensors.items() if name in NAMES), None)
 
 
 def unit_vectors(rows: list[Row], dimensions: int | None) -> list[Row]:

@@ -13,27 +13,37 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
 from msgspec import structs
 from typing_extensions import Self
 
+from inflight.asking.limit import Limit
+from inflight.asking.prompt_encoder import PromptEncoder
+from inflight.asking.refusal import Refusal
+from inflight.asking.served import Served
+from inflight.asking.vectors import Row, row_among
 from inflight.config import EngineConfig
-from inflight.errors import InvalidRequest, QueueFull
+from inflight.errors import InvalidRequest, RequestTimedOut
 from inflight.executor import progress as bars
 from inflight.executor.executor import Executor, resolve_config
 from inflight.executor.front.front import Front
 from inflight.executor.front.generation_result import GenerationResult
+from inflight.executor.front.library_ask import WORDS, library_ask
 from inflight.executor.front.make_sequences import make_sequences
 from inflight.executor.front.prompt import Prompt, PromptReader
 from inflight.executor.front.prompt_adapters import PromptAdapterRequest
 from inflight.executor.front.request_output import RequestOutput
 from inflight.executor.postprocess.workers import StartWorkers, plan_workers
 from inflight.executor.result_dispatcher import ResultDispatcher
+from inflight.executor.send_all import send_all
+from inflight.executor.text_pooling import TextPooling, pairs_of
 from inflight.kv_cache_events import KVCacheEvent
 from inflight.lora import LoRARequest
+from inflight.output_config import Pooling
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig
 from inflight.request import Request
 from inflight.sampling import Sampling
@@ -51,11 +61,18 @@ class GenerationExecutor:
     """Safe to use from several threads."""
 
     def __init__(
-        self, executor: Front, tokenizer: Tokenizer | None = None, *, start_workers: StartWorkers | None = None
+        self,
+        executor: Front,
+        tokenizer: Tokenizer | None = None,
+        *,
+        start_workers: StartWorkers | None = None,
+        checkpoint: Path | None = None,
+        embedding_pooling: Pooling | None = None,
     ) -> None:
         """Use `executor` alone from now on, start it unless it has been, and shut it down at the end. Without a
         `tokenizer` prompts are token ids and outputs have no text. `start_workers`: of processes that make the text;
-        None = the threads that read it do. Raises ConfigurationError."""
+        None = the threads that read it do. `checkpoint`: the engine's folder, whose files say how `embed` and `score`
+        make vectors and scores, unless `embedding_pooling` does. Raises ConfigurationError."""
         self._executor = executor.__enter__()
         try:
             self._dispatcher = ResultDispatcher(executor, start_workers)
@@ -63,7 +80,10 @@ class GenerationExecutor:
             executor.shutdown()
             raise
         self._tokenizer = tokenizer
-        self._prompts = PromptReader(tokenizer)
+        encoder = PromptEncoder(tokenizer)
+        self._prompts = PromptReader(encoder)
+        self._served = Served(tokenizer, executor.generation_defaults, encoder)
+        self._checkpoint, self._embedding_pooling = checkpoint, embedding_pooling
 
     @classmethod
     def create(
@@ -73,6 +93,7 @@ class GenerationExecutor:
         *,
         skip_tokenizer_init: bool = False,
         num_postprocess_workers: int = 0,
+        embedding_pooling: Pooling | None = None,
         progress: bool | None = None,
         **options: Any,
     ) -> Self:
@@ -80,8 +101,9 @@ class GenerationExecutor:
 
         `model_path`, `config` and further `options`: see Executor. `skip_tokenizer_init`: load no tokenizer, for
         checkpoints that have none. `num_postprocess_workers`: processes that make text of tokens, with a tokenizer;
-        0 = the threads that read results do. `progress`: whether to show a bar while it loads; None = if standard error
-        is a terminal. Raises ConfigurationError.
+        0 = the threads that read results do. `embedding_pooling`: how `embed` makes vectors; None = as
+        sentence-transformers' files in the checkpoint say, else the mean. `progress`: whether to show a bar while it
+        loads; None = if standard error is a terminal. Raises ConfigurationError.
         """
         config = resolve_config(model_path, config)
         tokenizer, start_workers = None, None
@@ -91,7 +113,13 @@ class GenerationExecutor:
             start_workers = plan_workers(num_postprocess_workers, tokenizer_dir, config.gpt_model_path)
         with bars.loading(config.gpt_model_path, shown=progress):
             executor = Executor(config=config, **options)
-        return cls(executor, tokenizer, start_workers=start_workers)
+        return cls(
+            executor,
+            tokenizer,
+            start_workers=start_workers,
+            checkpoint=Path(config.gpt_model_path),
+            embedding_pooling=embedding_pooling,
+        )
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -163,22 +191,25 @@ class GenerationExecutor:
         request at the program, on a clock of its own; repeated in the outputs, it decides nothing. `options`: further
         fields of Request. Raises what Executor.enqueue_request raises, and InvalidRequest for text without a tokenizer.
         """
-        token_ids, tuning = self._prompts.read(
-            prompt,
-            self._executor.limits,
-            adapter=prompt_adapter_request,
-            query_token_ids=query_token_ids,
-            tuning=prompt_tuning_config,
-        )
-        request = Request(
-            input_token_ids=token_ids,
-            max_tokens=max_tokens,
-            streaming=streaming,
-            sampling_config=sampling_config or self.sampling_config(token_ids, max_tokens),
-            end_ids=self._end_ids() if end_ids is None else end_ids,
-            prompt_tuning_config=tuning,
-            **options,
-        )
+        try:
+            token_ids, tuning = self._prompts.read(
+                prompt,
+                self._executor.limits,
+                adapter=prompt_adapter_request,
+                query_token_ids=query_token_ids,
+                tuning=prompt_tuning_config,
+            )
+            ask = library_ask(
+                token_ids,
+                max_tokens=max_tokens,
+                sampling=sampling_config,
+                streaming=streaming,
+                end_ids=end_ids,
+                fields=options if tuning is None else {"prompt_tuning_config": tuning, **options},
+            )
+            request = self._served.prepare(ask, self._executor.limits).prompts[0].request
+        except Refusal as refusal:
+            raise InvalidRequest(refusal.said(WORDS)) from None
         text = prompt if isinstance(prompt, str) else None
         return self.submit(request, prompt=text, stop=stop, arrival_time=arrival_time)
 
@@ -236,24 +267,79 @@ class GenerationExecutor:
     ) -> list[RequestOutput]:
         lengths: list[Any] = _one_each("max_tokens", max_tokens, len(prompts))
         configs = _one_each("sampling_config", sampling_config, len(prompts))
-        results: list[GenerationResult] = []
-        outputs: list[RequestOutput] = []
         with bars.counting("Generating", len(prompts), shown=progress) as advance:
-            try:
-                for prompt, length, config in zip(prompts, lengths, configs, strict=True):
-                    send = partial(self.generate_async, prompt, max_tokens=length, sampling_config=config, **options)
-                    while (result := _unless_full(send, raise_if_full=len(outputs) == len(results))) is None:
-                        outputs.append(results[len(outputs)].result())
-                        advance()
-                    results.append(result)
-                for result in results[len(outputs) :]:
-                    outputs.append(result.result())
-                    advance()
-            except BaseException:
-                for result in results[len(outputs) :]:
-                    result.abort()
-                raise
-        return outputs
+            sends = [
+                partial(self.generate_async, prompt, max_tokens=length, sampling_config=config, **options)
+                for prompt, length, config in zip(prompts, lengths, configs, strict=True)
+            ]
+            results = send_all(sends, advance)
+            return [result.result() for result in results]
+
+    # -- vectors and scores --------------------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: str | Sequence[str] | Sequence[list[int]],
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        input_type: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> list[Row]:
+        """The vector of each text, or row of token ids: float32 of length 1, [`dimensions`] or [hidden size].
+
+        `prompt_name`, `input_type`: which of the model's prompts stands before each text, as for /v1/embeddings.
+        `truncate_prompt_tokens`: see Limit. Raises InvalidRequest, ConfigurationError for a checkpoint whose files ask
+        for what is not computed, and what waiting for a result raises.
+        """
+        prompts: list[Any] = [texts] if isinstance(texts, str) else [*texts]
+        return self._pooling.embed(
+            prompts,
+            self._executor.limits,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            input_type=input_type,
+            limit=Limit(truncate_prompt_tokens=truncate_prompt_tokens),
+            adapter=lora_request,
+        )
+
+    def score(
+        self,
+        query: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        use_activation: bool = True,
+        truncate_prompt_tokens: int | None = None,
+        lora_request: LoRARequest | None = None,
+    ) -> list[float]:
+        """How well each document answers the query, or each the query at its place: a cross-encoder's score of both,
+        of any other model the cosine of their vectors.
+
+        `use_activation`: False = a cross-encoder's scores as they are. For the others and for errors see `embed`.
+        """
+        return self._pooling.score(
+            pairs_of(query, documents),
+            self._executor.limits,
+            use_activation=use_activation,
+            limit=Limit(truncate_prompt_tokens=truncate_prompt_tokens),
+            adapter=lora_request,
+        )
+
+    @cached_property
+    def _pooling(self) -> TextPooling:
+        if self._checkpoint is None:
+            raise InvalidRequest("how vectors and scores are made stands in the checkpoint: give `checkpoint`")
+        return TextPooling(self._served, self._rows, self._checkpoint, self._embedding_pooling)
+
+    def _rows(self, requests: list[Request]) -> list[Row]:
+        results = send_all([partial(self.submit, request) for request in requests])
+        rows = [row_among(result.tensors()) for result in results]
+        if any(row is None for row in rows):
+            raise RequestTimedOut("the engine's time for this request was over, or it was shut down")
+        return [row for row in rows if row is not None]
+
+    # -- adapters ------------------------------------------------------------------------------------------------------
 
     def load_lora(self, lora_request: LoRARequest) -> None:
         """Load an adapter now, and wait for it: a later request with it need not. It may be dropped while no request
@@ -326,21 +412,6 @@ class GenerationExecutor:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.shutdown()
-
-    # -- text ----------------------------------------------------------------------------------------------------------
-
-    def _end_ids(self) -> list[int]:
-        return [] if self._tokenizer is None else self._tokenizer.end_ids_below(self._executor.limits.vocab_size)
-
-
-def _unless_full(send: Callable[[], GenerationResult], *, raise_if_full: bool) -> GenerationResult | None:
-    """What `send` returns; None if the queue is full. Raises QueueFull if nobody's end could be waited for."""
-    try:
-        return send()
-    except QueueFull:
-        if raise_if_full:
-            raise
-        return None
 
 
 def _one_each(name: str, value: T | list[T] | None, count: int) -> list[T | None]:

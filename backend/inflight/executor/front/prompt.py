@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.errors import InvalidRequest
 from inflight.executor.front.prompt_adapters import PromptAdapterRequest, PromptAdapters
 from inflight.prompt_tuning import EmbeddingTable, PromptTuningConfig, virtual_tokens
 from inflight.request_limits import RequestLimits
-from inflight.text.tokenizer import Tokenizer
 
 Prompt = str | list[int] | EmbeddingTable
 """Text, token ids, or the embeddings of the whole prompt."""
@@ -26,9 +26,8 @@ class ReadPrompt(NamedTuple):
 class PromptReader:
     """Safe to use from several threads."""
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """Without a `tokenizer` text is refused."""
-        self._tokenizer = tokenizer
+    def __init__(self, encoder: PromptEncoder) -> None:
+        self._encoder = encoder
         self._adapters = PromptAdapters()
 
     def read(
@@ -54,7 +53,7 @@ class PromptReader:
         table = prompt if isinstance(prompt, EmbeddingTable) else None
         token_ids: list[int] = []
         if not isinstance(prompt, EmbeddingTable):
-            token_ids = self._encode(prompt) if isinstance(prompt, str) else prompt
+            token_ids = self._encoder.encode(prompt, limits)
         if adapter is not None:
             table = self._adapters.load(adapter)
         if table is not None:
@@ -62,10 +61,3 @@ class PromptReader:
             tuning = PromptTuningConfig(embedding_table=table)
             token_ids = virtual_tokens(table, limits.vocab_size) + token_ids
         return ReadPrompt(token_ids + query if query else token_ids, tuning)
-
-    def _encode(self, prompt: str) -> list[int]:
-        if self._tokenizer is None:
-            raise InvalidRequest("the prompt is text and there is no tokenizer: give token ids")
-        if not prompt:
-            raise InvalidRequest("the prompt is empty: give at least one character")
-        return self._tokenizer.encode(prompt)
