@@ -25,6 +25,11 @@ class ChatRenderer:
         return self._template is not None and self._template.knows_tools
 
     @property
+    def source(self) -> str:
+        """The chat template's text; "" = there is none."""
+        return "" if self._template is None else self._template.source
+
+    @property
     def knows_effort(self) -> bool:
         """Whether the chat template tells the model how much to think."""
         return self._template is not None and self._template.knows_effort

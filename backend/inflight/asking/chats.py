@@ -62,6 +62,11 @@ class Chats:
         return self._reasoning is not None
 
     @property
+    def template(self) -> str:
+        """The chat template's text, in Jinja; "" = there is none."""
+        return self._renderer.source
+
+    @property
     def knows_effort(self) -> bool:
         """See ChatRenderer."""
         return self._renderer.knows_effort

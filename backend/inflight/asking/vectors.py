@@ -15,6 +15,7 @@ from msgspec import structs
 
 from inflight.asking.ask import Ask, Prompt
 from inflight.asking.limit import Limit
+from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.refusal import Refusal
 from inflight.asking.served import Served
 from inflight.asking.show import Show
@@ -65,6 +66,14 @@ def embedding_requests(
         show=Show(output=OutputConfig(additional_model_outputs=[output])),
     )
     return [prompt.request for prompt in served.prepare(ask, limits).prompts]
+
+
+def cut_at_end(text: str, encoder: PromptEncoder, limits: RequestLimits, most: int | None = None) -> list[int]:
+    """The leading tokens of a text, as many as the engine takes and at most `most`. Raises Refusal."""
+    longest = limits.max_input_len
+    if not limits.pooled:  # it generates a token behind them
+        longest = min(longest, limits.max_seq_len - 1, limits.kv_cache_tokens)
+    return encoder.encode_beginning(text, limits, longest if most is None else min(longest, most))
 
 
 def row_of(result: Result) -> Row | None:

@@ -39,6 +39,7 @@ from inflight.http.call_builder import CallBuilder
 from inflight.http.call_runner import CallRunner
 from inflight.http.checkpoint_facts import CheckpointFacts
 from inflight.http.dialects.anthropic.api import MessagesApi
+from inflight.http.dialects.cohere.api import CohereApi
 from inflight.http.dialects.dialect import Dialect
 from inflight.http.dialects.ollama.api import OllamaApi
 from inflight.http.dialects.openai.api import OpenAIApi
@@ -220,6 +221,7 @@ class OpenAIServer:
             OpenAIApi(service, store, allows_lora_updates=options.allow_lora_updates),
             MessagesApi(service),
             OllamaApi(service),
+            CohereApi(service),
         ]
         return App(dialects, front=front, guard=self._guard, metrics=metrics, feed=feed).routes()
 

@@ -42,7 +42,7 @@ it says so."""
 PUBLIC_NAMES = frozenset(inflight.__all__)
 WIRE_ENDS = frozenset({"front", "launchers", "rank"})
 """Rooms of the executor that meet only in its `wire`, which imports none of them."""
-DIALECTS = frozenset({"openai", "anthropic", "ollama"})
+DIALECTS = frozenset({"openai", "anthropic", "ollama", "cohere"})
 ROOF = frozenset({"inflight.http.app", "inflight.http.serve"})
 """Modules of the HTTP server that put its dialects together."""
 KERNEL_USERS = frozenset({"runtime", "models", "layers", "distributed"})

@@ -104,11 +104,22 @@ def test_an_encoder_is_asked_for_no_token_and_takes_a_text_as_long_as_its_positi
         assert "maximum context length is 4 tokens" in too_long["message"]
         cut = running.post("/api/embed", {"model": "llm", "input": "abcde"}).json()
         assert cut["prompt_eval_count"] == len(played.sent.input_token_ids) == 4
+        one = running.post("/api/embeddings", {"model": "llm", "prompt": "abcde"}).json()
+        assert one == {"embedding": cut["embeddings"][0]}
         refused = running.post("/v1/completions", {"prompt": "ab", "max_tokens": 3}).json()["error"]
         assert (refused["param"], refused["message"].partition(":")[0]) == (
             "model",
             "this model is an encoder, which writes no text",
         )
+
+
+def test_ollamas_package_gets_one_vector_as_before_it_could_get_several(embedding: Running) -> None:
+    client = ollama.Client(host=embedding.url, trust_env=False)
+    vector = client.embeddings("llm:latest", "abcd", options={"num_ctx": 8}, keep_alive=5).embedding
+    np.testing.assert_array_equal(np.array(vector, np.float32), mean(b"abcd"))
+    assert client.embeddings("llm").embedding == [], "which loads the model"
+    with pytest.raises(ollama.ResponseError, match="model 'other' not found"):
+        client.embeddings("other", "a")
 
 
 def test_token_ids_and_base64(embedding: Running) -> None:

@@ -12,6 +12,8 @@ from inflight.sampling_config import MAX_SEED
 T = TypeVar("T")
 NOT_HERE = "this engine has no such thing"
 MIN_SEED = -(2**63)
+MAX_PROMPTS = 1024
+"""Of one body."""
 
 
 def decode_body(data: bytes, kind: type[T]) -> T:

@@ -10,11 +10,14 @@ from typing import Any
 import msgspec
 import ollama
 import pytest
-from openai_server import CLIENT, PlayedEngine, Running, checkpoint_folder, openai_server
+import torch
+from openai_server import CLIENT, TEMPLATE, PlayedEngine, Running, checkpoint_folder, openai_server
+from safetensors.torch import save_file
 
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
 from inflight.generation_defaults import GenerationDefaults
+from inflight.http.dialects.ollama.models import as_size
 from inflight.output_config import SCORES
 from inflight.scheduler_output import HIDDEN_STATES
 
@@ -36,6 +39,14 @@ def folder_with(tmp_path: Path, config: dict[str, Any], **files: str) -> Path:
         (folder / f"{name}.json").write_text(text)
     (folder / "model.safetensors").write_bytes(b"w" * WEIGHTS)
     return folder
+
+
+def shown(tmp_path: Path, **tensors: torch.Tensor) -> ollama.ShowResponse:
+    """What is told of a checkpoint of these."""
+    folder = folder_with(tmp_path, CONFIG)
+    save_file(tensors, folder / "model.safetensors")
+    with openai_server(engine(), folder) as url:
+        return ollama.Client(host=url, trust_env=False).show("llm")
 
 
 def engine(*, device: str = "cpu", **changes: Any) -> PlayedEngine:
@@ -100,6 +111,23 @@ def test_a_model_is_described_as_the_server_knows_it(client: ollama.Client) -> N
         "repeat_penalty": "1.1",
     }
     assert shown.modified_at == client.list().models[0].modified_at
+
+
+def test_parameters_are_counted_where_each_has_a_number(tmp_path: Path) -> None:
+    weights = {"a": torch.zeros(700, 1001, dtype=torch.bfloat16), "b": torch.zeros(1001), "ids": torch.arange(9)}
+    of_file = shown(tmp_path / "a", **weights)
+    assert of_file.details is not None and of_file.modelinfo is not None
+    assert (of_file.details.parameter_size, of_file.modelinfo["general.parameter_count"]) == ("702K", 701 * 1001)
+    codes = shown(tmp_path / "b", a=torch.zeros(8, 8), codes=torch.zeros(8, 8, dtype=torch.int32))
+    assert codes.details is not None and codes.modelinfo is not None
+    assert codes.details.parameter_size == ""
+    assert "general.parameter_count" not in codes.modelinfo
+    assert of_file.template == TEMPLATE
+
+
+def test_numbers_of_parameters_are_written_as_ollama_does() -> None:
+    counts = (12, 137_000, 22_566_000, 137_000_000, 7_615_616_512, 70_000_000_000)
+    assert [as_size(count) for count in counts] == ["12", "137K", "22.57M", "137M", "7.6B", "70B"]
 
 
 def test_an_adapter_names_the_model_that_it_changes(client: ollama.Client) -> None:

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from inflight.asking.ask import Ask
-from inflight.asking.vectors import embedding_requests, unit_vectors
-from inflight.http.api_error import APIError, in_words
+from inflight.asking.ask import Ask, Prompt
+from inflight.asking.refusal import Words
+from inflight.asking.vectors import Row, cut_at_end, embedding_requests, unit_vectors
+from inflight.http.api_error import APIError
 from inflight.http.call import Call
 from inflight.http.dialects.body import decode_body
 from inflight.http.dialects.ollama.asks import OF_CHAT, WORDS, chat_ask, generate_ask
-from inflight.http.dialects.ollama.fields import ChatBody, EmbedBody, GenerateBody
+from inflight.http.dialects.ollama.fields import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody
 from inflight.http.dialects.ollama.models import OllamaModels
 from inflight.http.dialects.ollama.rendering import rendering
 from inflight.http.endpoint import Handler, send_json
@@ -24,7 +25,6 @@ from inflight.http.rendering import Rendering
 from inflight.http.service import Service
 from inflight.lora import LoRARequest
 from inflight.request import Request
-from inflight.request_limits import RequestLimits
 
 BodyT = TypeVar("BodyT", ChatBody, GenerateBody)
 
@@ -46,6 +46,7 @@ class OllamaApi:
             "/api/chat": {"POST": self._chat},
             "/api/generate": {"POST": self._generate},
             "/api/embed": {"POST": self._embed},
+            "/api/embeddings": {"POST": self._embed_one},
             **self._models.paths(),
         }
 
@@ -96,36 +97,44 @@ class OllamaApi:
         with self._service.guard.admitted(scope) as tenant:
             data = await self._service.guard.read_body(scope, receive)
             body = decode_body(data, EmbedBody)
-            model, adapter = self._models.find(body.model)
-
-            def build() -> list[Request]:
-                limits = self._service.limits
-                texts = [body.input] if isinstance(body.input, str) else body.input
-                before = self._service.text_prompts.chosen()
-                texts = [before.text + text if text else text for text in texts]
-                given = [text if body.truncate is False else self._cut(text, limits) for text in texts]
-                return embedding_requests(
-                    [*given], body.dimensions, self._service.served, limits, adapter, self._service.vector_of
-                )
-
-            rows, num_tokens = await self._service.pooled.run(
-                build, tenant, receive, num_bytes=len(data), words=OF_VECTORS
-            )
+            model, _ = self._models.find(body.model)
+            vectors, num_tokens = await self._vectors(body, tenant, receive, OF_VECTORS)
             return await send_json(
                 send,
                 {
                     "model": model,
-                    "embeddings": [vector.tolist() for vector in unit_vectors(rows, body.dimensions)],
+                    "embeddings": [vector.tolist() for vector in vectors],
                     "total_duration": round((time.monotonic() - began) * 1e9),
                     "load_duration": 0,
                     "prompt_eval_count": num_tokens,
                 },
             )
 
-    def _cut(self, text: str, limits: RequestLimits) -> list[int]:
-        """As many leading tokens of a text as the engine takes. Raises APIError."""
-        most = limits.max_input_len
-        if not limits.pooled:
-            most = min(most, limits.max_seq_len - 1, limits.kv_cache_tokens)
-        with in_words({"prompt": "input"}):
-            return self._service.encoder.encode_beginning(text, limits, most)
+    async def _embed_one(self, scope: Scope, receive: Receive, send: Send) -> int:
+        """What older clients call."""
+        with self._service.guard.admitted(scope) as tenant:
+            body = decode_body(await self._service.guard.read_body(scope, receive), EmbeddingsBody)
+            self._models.find(body.model)
+            if not body.prompt:  # an order to load the model
+                return await send_json(send, {"embedding": []})
+            asked = EmbedBody(model=body.model, input=body.prompt)
+            (vector,), _ = await self._vectors(asked, tenant, receive, {**OF_VECTORS, "prompt": "prompt"})
+            return await send_json(send, {"embedding": vector.tolist()})
+
+    async def _vectors(self, body: EmbedBody, tenant: int, receive: Receive, words: Words) -> tuple[list[Row], int]:
+        """Of each text, and the tokens of all. Raises APIError and ClientGone."""
+        service = self._service
+        _, adapter = self._models.find(body.model)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+
+        def build() -> list[Request]:
+            limits, before = service.limits, service.text_prompts.chosen().text
+            given: list[Prompt] = []
+            for text in texts:
+                text = before + text if text else text
+                given.append(text if body.truncate is False else cut_at_end(text, service.encoder, limits))
+            return embedding_requests(given, body.dimensions, service.served, limits, adapter, service.vector_of)
+
+        num_bytes = sum(map(len, texts))
+        rows, num_tokens = await service.pooled.run(build, tenant, receive, num_bytes=num_bytes, words=words)
+        return unit_vectors(rows, body.dimensions), num_tokens

@@ -109,6 +109,16 @@ class EmbedBody(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: float | str | None = None
 
 
+class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """POST /api/embeddings, for one text."""
+
+    model: str
+    prompt: str | None = None
+    options: dict[str, Any] | None = None
+    """Without effect: nothing is sampled."""
+    keep_alive: float | str | None = None
+
+
 class ShowBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     name: str | None = None

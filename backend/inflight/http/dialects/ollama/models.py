@@ -97,6 +97,7 @@ class OllamaModels:
                 send,
                 {
                     "parameters": self._parameters(),
+                    "template": service.served.chats.template,
                     "details": self._details(card),
                     "model_info": self._model_info(card),
                     "capabilities": self._capabilities(),
@@ -135,6 +136,7 @@ class OllamaModels:
             "format": "gguf" if checkpoint.is_gguf else "safetensors",
             "family": self._family(),
             "families": [self._family()],
+            "parameter_size": "" if checkpoint.num_parameters is None else as_size(checkpoint.num_parameters),
             "quantization_level": self._service.front.description.weight_dtype,
         }
 
@@ -155,6 +157,8 @@ class OllamaModels:
             **{name: checkpoint.size(theirs) for name, theirs in OF_CONFIG.items()},
         }
         known = {f"{family}.{name}": size for name, size in sizes.items() if size is not None}
+        if checkpoint.num_parameters is not None:
+            known["general.parameter_count"] = checkpoint.num_parameters
         return {"general.architecture": family, "general.basename": card["root"], **known}
 
     def _parameters(self) -> str:
@@ -181,3 +185,11 @@ class OllamaModels:
 
 def _modified_at(card: dict[str, Any]) -> str:
     return datetime.fromtimestamp(card["created"], timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def as_size(count: int) -> str:
+    """As Ollama writes numbers of parameters: 7.6B, 22.57M, 137K, 12."""
+    for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if count >= unit:
+            return f"{count / unit:.{0 if count % unit == 0 else digits}f}{letter}"
+    return str(count)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from inflight.asking.ask import Prompt
 from inflight.http.api_error import invalid
-
-MAX_PROMPTS = 1024
+from inflight.http.dialects.body import MAX_PROMPTS
 
 
 def split_prompts(given: str | list[str | int | list[int]], field: str = "prompt") -> list[Prompt]:

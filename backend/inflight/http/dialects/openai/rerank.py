@@ -13,8 +13,7 @@ from inflight.asking.refusal import Words
 from inflight.asking.scoring import Scoring
 from inflight.http.api_error import in_words, invalid, unsupported
 from inflight.http.call import fresh_id
-from inflight.http.dialects.body import decode_body
-from inflight.http.dialects.openai.prompts import MAX_PROMPTS
+from inflight.http.dialects.body import MAX_PROMPTS, decode_body
 from inflight.http.endpoint import Handler, send_json
 from inflight.http.service import Service
 from inflight.request import Request
