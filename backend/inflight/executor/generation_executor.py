@@ -22,6 +22,7 @@ from msgspec import structs
 from typing_extensions import Self
 
 from inflight.asking.limit import Limit
+from inflight.asking.pair_template import PairTemplate, find_pair_template
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.refusal import Refusal
 from inflight.asking.served import Served
@@ -68,11 +69,13 @@ class GenerationExecutor:
         start_workers: StartWorkers | None = None,
         checkpoint: Path | None = None,
         embedding_pooling: Pooling | None = None,
+        pair_template: PairTemplate | None = None,
     ) -> None:
         """Use `executor` alone from now on, start it unless it has been, and shut it down at the end. Without a
         `tokenizer` prompts are token ids and outputs have no text. `start_workers`: of processes that make the text;
         None = the threads that read it do. `checkpoint`: the engine's folder, whose files say how `embed` and `score`
-        make vectors and scores, unless `embedding_pooling` does. Raises ConfigurationError."""
+        make vectors and scores, unless `embedding_pooling` does. `pair_template`: what a language model that scores
+        texts reads of two; None = the tokenizer joins them. Raises ConfigurationError."""
         self._executor = executor.__enter__()
         try:
             self._dispatcher = ResultDispatcher(executor, start_workers)
@@ -80,7 +83,7 @@ class GenerationExecutor:
             executor.shutdown()
             raise
         self._tokenizer = tokenizer
-        encoder = PromptEncoder(tokenizer)
+        encoder = PromptEncoder(tokenizer, pair_template=pair_template)
         self._prompts = PromptReader(encoder)
         self._served = Served(tokenizer, executor.generation_defaults, encoder)
         self._checkpoint, self._embedding_pooling = checkpoint, embedding_pooling
@@ -106,11 +109,12 @@ class GenerationExecutor:
         loads; None = if standard error is a terminal. Raises ConfigurationError.
         """
         config = resolve_config(model_path, config)
-        tokenizer, start_workers = None, None
+        tokenizer, start_workers, pair_template = None, None, None
         if not skip_tokenizer_init:
             tokenizer_dir = config.tokenizer_dir or config.gpt_model_path
             tokenizer = Tokenizer.load(tokenizer_dir, config.gpt_model_path)
             start_workers = plan_workers(num_postprocess_workers, tokenizer_dir, config.gpt_model_path)
+            pair_template = find_pair_template(config)
         with bars.loading(config.gpt_model_path, shown=progress):
             executor = Executor(config=config, **options)
         return cls(
@@ -119,6 +123,7 @@ class GenerationExecutor:
             start_workers=start_workers,
             checkpoint=Path(config.gpt_model_path),
             embedding_pooling=embedding_pooling,
+            pair_template=pair_template,
         )
 
     @property

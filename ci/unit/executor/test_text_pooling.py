@@ -18,6 +18,7 @@ from encoder_checkpoints import TinyEncoder, token_ids, write_encoder
 from fake_tokenizer import byte_tokenizer
 from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, say
 
+from inflight.asking.pair_template import PairTemplate
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, InvalidRequest
 from inflight.executor.generation_executor import GenerationExecutor
@@ -29,10 +30,13 @@ PROMPTS = {"prompts": {"query": "dd ", "passage": "ca "}, "default_prompt_name":
 TEXTS = ["ab", "abcd", "c", "ab"]
 
 
-def in_process(folder: Path, tokenizer: Tokenizer | None = None, **options: Any) -> GenerationExecutor:
+def in_process(
+    folder: Path, tokenizer: Tokenizer | None = None, pair_template: PairTemplate | None = None, **options: Any
+) -> GenerationExecutor:
     sizes = {"max_batch_size": 2, "max_num_tokens": 64, "tokens_per_block": 4, "num_threads": 1}
     config = EngineConfig(gpt_model_path=str(folder), device="cpu", cpu_compile="false", **sizes, **options)
-    return GenerationExecutor(InProcessExecutor(config, ModelRunner.load), tokenizer, checkpoint=folder)
+    engine = InProcessExecutor(config, ModelRunner.load)
+    return GenerationExecutor(engine, tokenizer, checkpoint=folder, pair_template=pair_template)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +66,14 @@ def test_scores_are_the_sigmoids_of_transformers(tmp_path: Path) -> None:
     expected = [float(encoder.scores(list(b"ab" + text), 2)[0]) for text in (b"cd", b"d")]
     assert scores == pytest.approx([1 / (1 + math.exp(-score)) for score in expected], abs=1e-4)
     assert plain == pytest.approx(expected[:1], abs=1e-4)
+
+
+def test_texts_are_joined_by_the_template_of_a_language_model(tmp_path: Path) -> None:
+    encoder = write_encoder(tmp_path, "BertForSequenceClassification", num_labels=1, vocab_size=300)
+    template = PairTemplate(lambda pair: f"{pair.second}?{pair.first}")
+    with in_process(tmp_path, played_encoder.tokenizer(), pair_template=template) as executor:
+        found = executor.score("ab", "cd", use_activation=False)
+    assert found == pytest.approx([float(encoder.scores(list(b"cd?ab"))[0])], abs=1e-4)
 
 
 @pytest.fixture
