@@ -30,6 +30,8 @@ class AdditionalModelOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defa
     pooling: Pooling | None = None
     """Of the prompt's tokens together, and of no others: one row, (1, features), whose name is `name` behind
     pooled_."""
+    first: int = 0
+    """With `pooling`: place of the first token that counts. Those before it are what a model wants before a text."""
 
     @property
     def is_of_prompt(self) -> bool:

@@ -434,6 +434,13 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             )
         if len(set(names)) != len(names):
             raise InvalidRequest("additional_outputs names an output twice")
+        for output in config.additional_model_outputs:
+            num_tokens = len(request.input_token_ids) if output.pooling is not None else 1
+            if not 0 <= output.first < num_tokens:
+                raise InvalidRequest(
+                    f"the first token that counts in a pooled output must be one of the prompt's {num_tokens}, got "
+                    f"{output.first}: the text has none behind what stands before it"
+                )
         num_bytes = self.tensor_bytes(request)
         if num_bytes > self.max_tensor_bytes:
             raise InvalidRequest(

@@ -122,8 +122,11 @@ def token_ids(length: int, seed: int = 0) -> list[int]:
     return [random.Random(f"{length} {seed} {place}").randrange(4, VOCAB_SIZE) for place in range(length)]
 
 
-def vector_request(request_id: int, ids: list[int], pooling: Pooling = "mean", **options: Any) -> Request:
-    output = AdditionalModelOutput(name=HIDDEN_STATES, pooling=pooling)
+def vector_request(
+    request_id: int, ids: list[int], pooling: Pooling = "mean", *, first: int = 0, **options: Any
+) -> Request:
+    """`first`: see AdditionalModelOutput."""
+    output = AdditionalModelOutput(name=HIDDEN_STATES, pooling=pooling, first=first)
     return _request(request_id, ids, output, **options)
 
 

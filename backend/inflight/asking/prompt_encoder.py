@@ -78,6 +78,13 @@ class PromptEncoder:
             whole = encode(before + pair.second) + last
         return EncodedPair(token_ids=whole, num_before=len(encode(before)), num_behind=len(last))
 
+    def num_tokens_before(self, text: str) -> int:
+        """Tokens of what another text stands behind, without the one that would end it, as sentence-transformers counts
+        them."""
+        tokenizer = self._needed()
+        token_ids = tokenizer.encode(text)
+        return len(token_ids) - (token_ids[-1] in tokenizer.special_ids)
+
     def num_behind(self, token_ids: list[int], limits: RequestLimits) -> int:
         """Tokens that end a text and no part of it: one of an encoder's, and where the tokenizer adds it."""
         return int(not limits.is_causal or token_ids[-1] in self._needed().special_ids)

@@ -4,16 +4,17 @@ question and answer with what the model wants before each."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 
-from inflight.asking.ask import Ask, Prompt, TextPair
+from inflight.asking.ask import Ask, TextPair
 from inflight.asking.limit import Limit
 from inflight.asking.refusal import Refusal
 from inflight.asking.sentence_files import Activation
 from inflight.asking.served import Served
 from inflight.asking.show import Show
-from inflight.asking.text_prompts import TextPrompts, check_kept
+from inflight.asking.text_prompts import ChosenPrompt, TextPrompts, check_kept
 from inflight.asking.vectors import Row, embedding_requests, unit_vectors
 from inflight.lora import LoRARequest
 from inflight.output_config import SCORES, AdditionalModelOutput, OutputConfig, Pooling
@@ -45,9 +46,10 @@ class Scoring:
                 "this model gives {count} scores of a pair, and none says how well one text answers the other",
                 count=limits.num_labels,
             )
+        self._counts = prompts.are_pooled
         question, answer = ("", "") if limits.pooled == "scores" else prompts.of_pairs()
-        self._before = question + answer
-        self.num_chars = sum(len(self._before) + len(pair.first) + len(pair.second) for pair in pairs)
+        self._before = (question, answer)
+        self.num_chars = sum(len(question + answer) + len(pair.first) + len(pair.second) for pair in pairs)
         if self.num_chars > MAX_CHARS:
             raise Refusal(
                 "prompt",
@@ -59,15 +61,31 @@ class Scoring:
         firsts = {text: question + text for text in {pair.first for pair in pairs}}
         seconds = {text: answer + text for text in {pair.second for pair in pairs}}
         self._pairs = [TextPair(firsts[pair.first], seconds[pair.second]) for pair in pairs]
-        self._texts = list(dict.fromkeys(text for pair in self._pairs for text in (pair.first, pair.second)))
-        """Each once: of which vectors are made, where no network reads both texts of a pair together."""
+        texts = ((before, text) for pair in self._pairs for before, text in self._behind(pair))
+        self._texts = sorted(dict.fromkeys(texts), key=lambda text: self._before.index(text[0]))
+        """Each once, behind its prompt: of which vectors are made, where no network reads both texts of a pair."""
+
+    def _behind(self, pair: TextPair) -> list[tuple[str, str]]:
+        """Both texts of a pair, each with the prompt that it begins with."""
+        return list(zip(self._before, (pair.first, pair.second), strict=True))
 
     def requests(self, adapter: LoRARequest | None, limit: Limit) -> list[Request]:
         """`limit`: see embedding_requests. Raises Refusal."""
         if self._limits.pooled != "scores":
-            check_kept(self._before, limit, self._limits)
-            texts: list[Prompt] = [*self._texts]
-            return embedding_requests(texts, None, self._served, self._limits, adapter, self._vector_of, limit=limit)
+            check_kept("".join(self._before), limit, self._limits)
+            requests: list[Request] = []
+            for before, group in groupby(self._texts, key=lambda text: text[0]):
+                requests += embedding_requests(
+                    [text for _, text in group],
+                    None,
+                    self._served,
+                    self._limits,
+                    adapter,
+                    self._vector_of,
+                    limit=limit,
+                    begin_with=ChosenPrompt(before, counts=self._counts),
+                )
+            return requests
         ask = Ask(
             prompt=[*self._pairs],
             adapter=adapter,
@@ -81,7 +99,8 @@ class Scoring:
         two vectors stays what it is."""
         if self._limits.pooled != "scores":
             vectors = dict(zip(self._texts, unit_vectors([*rows], None), strict=True))
-            return [float(np.dot(vectors[pair.first], vectors[pair.second])) for pair in self._pairs]
+            pairs = [[vectors[text] for text in self._behind(pair)] for pair in self._pairs]
+            return [float(np.dot(*pair)) for pair in pairs]
         found = np.array([row[0] for row in rows], np.float64)
         if activation == "sigmoid":
             found = 0.5 * (1.0 + np.tanh(0.5 * found))  # which never overflows

@@ -19,6 +19,7 @@ from inflight.asking.limit import Limit
 from inflight.asking.prepared import Prepared, PreparedPrompt, engines_refusal
 from inflight.asking.prompt_encoder import EncodedPair, PromptEncoder, shortened
 from inflight.asking.refusal import Refusal, context_too_long
+from inflight.asking.text_prompts import ChosenPrompt
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams
@@ -76,6 +77,10 @@ class Served:
     def chats(self) -> Chats:
         assert self._chats is not None
         return self._chats
+
+    def num_left_out(self, prompt: ChosenPrompt) -> int:
+        """Tokens of a text behind it that are no part of its vector."""
+        return self._encoder.num_tokens_before(prompt.text) if prompt.text and not prompt.counts else 0
 
     def prepare(self, ask: Ask, limits: RequestLimits) -> Prepared:
         """Raises Refusal."""

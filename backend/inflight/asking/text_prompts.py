@@ -41,6 +41,8 @@ class ChosenPrompt(msgspec.Struct, frozen=True):
     text: str = ""
     field: str = ""
     """Of the request, which chose it; "" = it is the model's default."""
+    counts: bool = True
+    """Whether vectors are made of its tokens, too."""
 
     def put_before(self, prompts: list[Prompt]) -> list[Prompt]:
         """Rows of token ids stay as they are. Raises Refusal if there are such and the request chose a prompt."""
@@ -58,8 +60,7 @@ class TextPrompts(msgspec.Struct, frozen=True, kw_only=True):
     default_name: str | None = None
     """Of the one that stands before the texts of who chooses none; None = nothing does."""
     are_pooled: bool = True
-    """Whether vectors are made of the prompts' tokens, too. False: they would have to be left out, which is not
-    computed."""
+    """Whether vectors are made of the prompts' tokens, too."""
 
     def chosen(self, name: str | None = None, input_type: str | None = None) -> ChosenPrompt:
         """`name`: a prompt's. `input_type`: one of INPUT_TYPES; it has no effect if the model has no prompts, and where
@@ -73,14 +74,14 @@ class TextPrompts(msgspec.Struct, frozen=True, kw_only=True):
             raise Refusal("input_type", "{0} must be one of {known}, got {given}", known=known, given=given)
         names = INPUT_TYPES.get(input_type or "", ())
         if not names or not self.by_name or (names in (QUERY, DOCUMENT) and self._first(names) is None):
-            return ChosenPrompt(self._default())
+            return ChosenPrompt(self._default(), counts=self.are_pooled)
         return self._named(names, "input_type", input_type or "")
 
     def of_pairs(self) -> tuple[str, str]:
         """What stands before a question, and before what may answer it, as sentence-transformers' encode_query and
-        encode_document have it. Raises Refusal."""
+        encode_document have it."""
         found = [self._first(names) for names in (QUERY, DOCUMENT)]
-        question, answer = (self._default() if name is None else self._text(name) for name in found)
+        question, answer = (self._default() if name is None else self.by_name[name] for name in found)
         return question, answer
 
     def _named(self, names: Sequence[str], field: str, given: str) -> ChosenPrompt:
@@ -89,25 +90,13 @@ class TextPrompts(msgspec.Struct, frozen=True, kw_only=True):
             known = safe_text(", ".join(self.by_name)) or "none"
             sentence = "{0} is {given}, and this model has no such prompt: it has {known}"
             raise Refusal(field, sentence, given=safe_text(given), known=known)
-        return ChosenPrompt(self._text(name, field), field)
+        return ChosenPrompt(self.by_name[name], field, counts=self.are_pooled)
 
     def _first(self, names: Sequence[str]) -> str | None:
         return next((name for name in names if name in self.by_name), None)
 
     def _default(self) -> str:
-        return "" if self.default_name is None else self._text(self.default_name)
-
-    def _text(self, name: str, field: str = "prompt") -> str:
-        text = self.by_name[name]
-        if text and not self.are_pooled:
-            raise Refusal(
-                field,
-                "the prompt {name} of this model is not supported: its checkpoint leaves the tokens of prompts out of "
-                "vectors (include_prompt is false), which is not computed here",
-                kind=Kind.UNSUPPORTED,
-                name=safe_text(name),
-            )
-        return text
+        return "" if self.default_name is None else self.by_name[self.default_name]
 
 
 NO_PROMPTS = TextPrompts()

@@ -44,9 +44,10 @@ def embedding_requests(
     *,
     limit: Limit | None = None,
     before: ChosenPrompt | None = None,
+    begin_with: ChosenPrompt | None = None,
 ) -> list[Request]:
-    """A request for each prompt. `limit`: what it says of new tokens is not read. `before`: what stands before each
-    text; None = nothing, or it is part of the prompts. Raises Refusal."""
+    """A request for each prompt. `limit`: what it says of new tokens is not read. `before`: what is put before each
+    text; None = nothing. `begin_with`: what all prompts begin with already. Raises Refusal."""
     if dimensions is not None and not 1 <= dimensions <= limits.hidden_size:
         raise Refusal("dimensions", "{0} must be between 1 and {most}, which this model has", most=limits.hidden_size)
     if HIDDEN_STATES not in limits.model_outputs:
@@ -65,7 +66,23 @@ def embedding_requests(
         sampling=Sampling(temperature=0.0),
         show=Show(output=OutputConfig(additional_model_outputs=[output])),
     )
-    return [prompt.request for prompt in served.prepare(ask, limits).prompts]
+    requests = [prompt.request for prompt in served.prepare(ask, limits).prompts]
+    num_left_out = [served.num_left_out(each) for each in (before, begin_with or ChosenPrompt())]
+    return [
+        _from(request, num_left_out[0] * isinstance(prompt, str) + num_left_out[1])
+        for request, prompt in zip(requests, prompts, strict=True)
+    ]
+
+
+def _from(request: Request, first: int) -> Request:
+    """With a vector of the tokens from place `first` on. Raises Refusal if there are none."""
+    if not first:
+        return request
+    if first >= len(request.input_token_ids):
+        raise Refusal("prompt", "{0} has no token behind the model's prompt, whose own are left out of vectors")
+    (output,) = request.output_config.additional_model_outputs
+    outputs = OutputConfig(additional_model_outputs=[structs.replace(output, first=first)])
+    return structs.replace(request, output_config=outputs)
 
 
 def cut_at_end(text: str, encoder: PromptEncoder, limits: RequestLimits, most: int | None = None) -> list[int]:

@@ -63,8 +63,11 @@ class GatheredTensors:
         of_prompt, of_samples = output_names(config)
         if not with_prompt:
             of_prompt = ()
-        pooled = {f"{CONTEXT}{each.name}": each.pooling for each in config.additional_model_outputs}
-        rows = {name: PooledRows(pooling) for name, pooling in pooled.items() if pooling and name in of_prompt}
+        rows = {
+            name: PooledRows(each.pooling, each.first)
+            for each in config.additional_model_outputs
+            if each.pooling and (name := f"{CONTEXT}{each.name}") in of_prompt
+        }
         return cls(of_prompt, of_samples, num_prompt_tokens, rows) if of_prompt or of_samples else None
 
     @property

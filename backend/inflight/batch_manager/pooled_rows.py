@@ -15,10 +15,12 @@ class PooledRows:
     """Rows come in pieces, in their order. They are added one after the other, so that no bit depends on where a piece
     ends."""
 
-    __slots__ = ("_num_rows", "_of_all", "_pooling", "_weight")
+    __slots__ = ("_first", "_num_rows", "_of_all", "_pooling", "_weight")
 
-    def __init__(self, pooling: Pooling) -> None:
+    def __init__(self, pooling: Pooling, first: int = 0) -> None:
+        """`first`: number of the first row that counts."""
         self._pooling = pooling
+        self._first = first
         self._of_all: npt.NDArray[Any] | None = None
         """Of the rows so far: their sum, one of them, or the largest of each feature."""
         self._num_rows = 0
@@ -26,6 +28,11 @@ class PooledRows:
 
     def add(self, rows: Array) -> None:
         """`rows`: (rows, features), at least one."""
+        num_skipped = min(max(self._first - self._num_rows, 0), len(rows))
+        self._num_rows += num_skipped
+        rows = rows[num_skipped:]
+        if not len(rows):
+            return
         match self._pooling:
             case "cls":
                 self._of_all = rows[0].copy() if self._of_all is None else self._of_all

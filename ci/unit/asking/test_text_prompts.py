@@ -10,7 +10,7 @@ import pytest
 
 from inflight.asking.ask import Prompt
 from inflight.asking.limit import Limit
-from inflight.asking.refusal import Kind, Refusal
+from inflight.asking.refusal import Refusal
 from inflight.asking.sentence_files import find_prompts
 from inflight.asking.text_prompts import INPUT_TYPES, ChosenPrompt, TextPrompts, check_kept
 from inflight.checkpoint_files import PROMPTS
@@ -177,17 +177,11 @@ def test_a_malformed_file_is_refused_by_name(tmp_path: Path, settings: object, p
         ({"pooling_mode": "mean", "include_prompt": False}, True, True),
     ],
 )
-def test_prompts_that_a_vector_leaves_out_are_refused(
+def test_a_vector_may_leave_prompts_out(
     tmp_path: Path, pooling: object, is_pooling_set: bool, are_pooled: bool
 ) -> None:
     settings = {"prompts": ALL, "default_prompt_name": "query"}
     found = find_prompts(write(tmp_path, settings, pooling), is_pooling_set=is_pooling_set)
     assert found.are_pooled == are_pooled
-    if are_pooled:
-        assert (found.chosen("passage").text, found.chosen().text, found.of_pairs()) == ("p: ", "q: ", ("q: ", "p: "))
-        return
-    assert found.chosen("STS").text == ""
-    for ask in (lambda: found.chosen("query"), lambda: found.chosen(input_type="query"), found.chosen, found.of_pairs):
-        with pytest.raises(Refusal, match="the prompt query of this model is not supported: its checkpoint") as refusal:
-            ask()
-        assert refusal.value.kind is Kind.UNSUPPORTED
+    assert found.chosen("passage") == ChosenPrompt("p: ", "prompt_name", are_pooled)
+    assert (found.chosen(), found.of_pairs()) == (ChosenPrompt("q: ", counts=are_pooled), ("q: ", "p: "))

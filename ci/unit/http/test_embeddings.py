@@ -41,7 +41,7 @@ def play(request: Request) -> list[Response]:
         found = found[-1:]
     else:
         assert asked.pooling == "mean"
-        found, name = found.mean(axis=0, keepdims=True), f"pooled_{name}"
+        found, name = found[asked.first :].mean(axis=0, keepdims=True), f"pooled_{name}"
     result = Result(
         output_token_ids=[65],
         tensors=[NamedTensor.of(name, found)],
@@ -305,16 +305,30 @@ def test_wrong_prompts(prompted: Running, chosen: dict[str, str], param: str, se
     assert sentence in response.json()["error"]["message"]
 
 
-def test_prompts_that_vectors_leave_out_are_refused_by_name(tmp_path: Path) -> None:
+DOCUMENT = {"input_type": "document"}
+
+
+def test_a_vector_may_leave_out_the_tokens_of_prompts(tmp_path: Path) -> None:
+    """Which are computed, though: the text's own states depend on them."""
     played, folder = engine(), checkpoint_folder(tmp_path)
     write_files(folder, {"pooling_mode": "mean", "include_prompt": False})
-    (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS["prompts"]}))
+    settings = {"prompts": PROMPTS["prompts"], "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     with openai_server(played, folder) as url:
         running = Running(url, played)
-        assert running.post("/v1/embeddings", {"input": "ab"}).json()["usage"]["prompt_tokens"] == 2
-        error = running.post("/v1/embeddings", {"input": "ab", "input_type": "query"}).json()["error"]
-    assert error["param"] == "input_type"
-    assert error["message"].startswith("the prompt query of this model is not supported: its checkpoint leaves")
+        answers = [running.post("/v1/embeddings", {"input": ["ab", "b"], **more}).json() for more in ({}, DOCUMENT)]
+        rows = running.post("/v1/embeddings", {"input": [[97, 98]]}).json()
+        of_ollama = running.post("/api/embed", {"model": "llm", "input": "ab"}).json()["embeddings"][0]
+        pair = running.post("/score", {"text_1": "ab", "text_2": "b"}).json()["data"][0]["score"]
+    for answer in answers:
+        for each, text in zip(answer["data"], (b"ab", b"b"), strict=True):
+            np.testing.assert_array_equal(np.array(each["embedding"], np.float32), mean(text))
+    assert [answer["usage"]["prompt_tokens"] for answer in answers] == [len("find: ab" + "find: b"), 3]
+    np.testing.assert_array_equal(np.array(rows["data"][0]["embedding"], np.float32), mean(b"ab"))
+    np.testing.assert_allclose(of_ollama, mean(b"ab"), rtol=1e-6)
+    assert pair == pytest.approx(float(mean(b"ab") @ mean(b"b")), abs=1e-6)
+    firsts = [request.output_config.additional_model_outputs[0].first for request in played.requests]
+    assert firsts == [6, 6, 0, 0, 0, 6, 6, 0], "a document has an empty prompt here"
     with openai_server(engine(), folder, embedding_pooling="mean") as url:
         found = Running(url, played).post("/v1/embeddings", {"input": "ab", "input_type": "query"}).json()
     np.testing.assert_array_equal(np.array(found["data"][0]["embedding"], np.float32), mean(b"find: ab"))

@@ -165,6 +165,14 @@ def test_what_texts_begin_with_is_computed_once(engine: EncoderEngine) -> None:
     assert sum(engine.steps) == 2 * 9
 
 
+def test_what_is_left_out_of_a_vector_may_end_within_a_step(engine: EncoderEngine) -> None:
+    ids = text(70)
+    states = engine.tensor(states_request(1, ids))
+    for first in (1, 31, 32, 33, 69):
+        found = engine.tensor(vector_request(1, ids, first=first))
+        np.testing.assert_allclose(found[0], states[first:].mean(0), **CLOSE)
+
+
 def test_scores_come_beside_states(engine: EncoderEngine) -> None:
     """Which need every token of the prompt computed, in several steps."""
     ids = text(70)

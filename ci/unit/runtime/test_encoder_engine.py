@@ -75,6 +75,22 @@ def test_vectors_are_made_of_the_states(engine: EncoderEngine, encoder: TinyEnco
     np.testing.assert_allclose(found, expected[None], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("first", [1, 4, 8])
+def test_vectors_are_made_of_the_states_from_a_token_on(
+    engine: EncoderEngine, encoder: TinyEncoder, first: int
+) -> None:
+    """Weights stay those of the places in the whole text."""
+    text = token_ids(9)
+    states, weights = encoder.states(text)[first:], np.arange(1, 10)[first:, None]
+    for pooling, expected in (
+        ("mean", states.mean(0)),
+        ("weighted_mean", (states * weights).sum(0) / weights.sum()),
+        ("max", states.max(0)),
+    ):
+        found = engine.tensor(vector_request(1, text, pooling, first=first), vector_request(2, token_ids(5)))
+        np.testing.assert_allclose(found, expected[None], rtol=1e-4, atol=1e-4)
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -101,6 +117,9 @@ def test_no_bit_depends_on_neighbours(name: str, dtype: str, tmp_path: Path) -> 
 
 ASKED = OutputConfig(additional_model_outputs=[AdditionalModelOutput(name=SCORES)])
 JSON = GuidedDecodingParams(guide_type=GuideType.JSON)
+WITHOUT_TOKENS = OutputConfig(
+    additional_model_outputs=[AdditionalModelOutput(name=HIDDEN_STATES, pooling="mean", first=4)]
+)
 OF_TOKENS = OutputConfig(additional_model_outputs=[AdditionalModelOutput(name=HIDDEN_STATES)])
 
 
@@ -121,6 +140,7 @@ OF_TOKENS = OutputConfig(additional_model_outputs=[AdditionalModelOutput(name=HI
         ({"output_config": structs.replace(ASKED, return_context_logits=True)}, "return_context_logits is about"),
         ({"output_config": OutputConfig()}, "the request asks for none: name one of scores, hidden_states"),
         ({"output_config": OF_TOKENS}, "asks for 'hidden_states' of generated tokens, and there are none"),
+        ({"output_config": WITHOUT_TOKENS}, "must be one of the prompt's 4, got 4: the text has none behind"),
         ({"second_text_start": 4}, "second_text_start must be a place in the prompt of 4 tokens, got 4"),
         ({"input_token_ids": [1] * (MAX_POSITIONS + 1)}, "more than max_input_len 48"),
         ({"input_token_ids": [1, 96]}, "token id 96 is outside the vocabulary"),

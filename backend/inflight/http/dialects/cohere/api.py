@@ -58,14 +58,16 @@ class CohereApi:
                 if features % FEATURES_OF_BYTE and not {"binary", "ubinary"}.isdisjoint(kinds):
                     sentence = "{0} must be a multiple of 8 for binary and ubinary, and is {count}"
                     raise Refusal("dimensions", sentence, count=features)
-                before = service.text_prompts.chosen(input_type=body.input_type).text
+                before = service.text_prompts.chosen(input_type=body.input_type)
                 given: list[Prompt] = [
-                    before + text
+                    before.text + text
                     if body.truncate == "NONE"
-                    else cut_at_end(before + text, service.encoder, limits, body.max_tokens)
+                    else cut_at_end(before.text + text, service.encoder, limits, body.max_tokens)
                     for text in texts
                 ]
-                return embedding_requests(given, dimensions, service.served, limits, adapter, service.vector_of)
+                return embedding_requests(
+                    given, dimensions, service.served, limits, adapter, service.vector_of, begin_with=before
+                )
 
             rows, num_tokens = await service.pooled.run(build, tenant, receive, num_bytes=len(data), words=WORDS)
             vectors = unit_vectors(rows, dimensions)

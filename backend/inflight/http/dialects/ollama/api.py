@@ -128,12 +128,14 @@ class OllamaApi:
         texts = [body.input] if isinstance(body.input, str) else body.input
 
         def build() -> list[Request]:
-            limits, before = service.limits, service.text_prompts.chosen().text
+            limits, before = service.limits, service.text_prompts.chosen()
             given: list[Prompt] = []
             for text in texts:
-                text = before + text if text else text
+                text = before.text + text if text else text
                 given.append(text if body.truncate is False else cut_at_end(text, service.encoder, limits))
-            return embedding_requests(given, body.dimensions, service.served, limits, adapter, service.vector_of)
+            return embedding_requests(
+                given, body.dimensions, service.served, limits, adapter, service.vector_of, begin_with=before
+            )
 
         num_bytes = sum(map(len, texts))
         rows, num_tokens = await service.pooled.run(build, tenant, receive, num_bytes=num_bytes, words=words)
