@@ -1,8 +1,9 @@
 """Greedy tokens equal transformers' own for configurations that nobody chose, of every native architecture: sequences
 that join a batch, prompts in chunks, a shared prefix, and a pause, in one run; in torch and in C++.
 
-The seeds below are a sample, whose tokens of transformers are kept (`make references`). INFLIGHT_RANDOM_CONFIGS=20 takes
-so many of each architecture: 11 minutes more of one core, where 2 take half of one (2026-11-29), so by default it is 2.
+The seeds below are a sample, whose tokens of transformers are kept (`make references`). INFLIGHT_RANDOM_CONFIGS=20
+takes so many of each architecture: 11 minutes more of one core, where 2 take half of one (2026-11-29), so by default it
+is 2.
 """
 
 from __future__ import annotations
