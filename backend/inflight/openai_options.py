@@ -22,7 +22,22 @@ TOOL_PARSERS = (
     "nemotron_json", "openai",
 )  # fmt: skip
 """By vLLM's names of its parsers, where it has one."""
+Pooling = Literal["", "mean", "weighted_mean", "cls", "last", "max"]
 REASONING_PARSERS = ("deepseek_r1", "gemma4", "mistral", "qwen3", "seed_oss", "harmony")
+
+
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is a model's own on a server of several; each field is that of OpenAIOptions with this name."""
+
+    engine: str
+    parameters: dict[str, str] = {}
+    served_model_names: list[str] = []
+    chat_template_kwargs: list[str] = []
+    embedding_pooling: Pooling = ""
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    is_on_demand: bool = False
+    """Whether its engine is loaded when somebody asks, and may be unloaded when nobody does; else at the start."""
 
 
 class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +74,7 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Names that requests may set in `chat_template_kwargs`."""
     allow_lora_updates: bool = False
     """Whether clients may load LoRA adapters from folders of this machine, and unload them."""
-    embedding_pooling: Literal["", "mean", "weighted_mean", "cls", "last", "max"] = ""
+    embedding_pooling: Pooling = ""
     """What /v1/embeddings makes of the hidden states behind a text's tokens: their mean, their mean with the tokens'
     positions as weights, or the last of them; "" = as sentence-transformers' files in the checkpoint say, else the
     mean."""
@@ -74,6 +89,10 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of all of them together, each with its whole conversation; 0 = none."""
     drain_seconds: float = 30.0
     """Time that requests in flight have to finish after SIGTERM."""
+    models: list[ModelOptions] = []
+    """The models of a server of several, instead of the fields above that are theirs."""
+    unload_after_seconds: float = 0.0
+    """Without a request after which an engine that is loaded on demand is unloaded; 0 = never."""
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_open_requests", "max_connections", "max_connections_per_address"):
@@ -82,7 +101,7 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("max_stored_responses", "max_stored_response_bytes"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("max_requests_per_second", "max_request_seconds", "drain_seconds"):
+        for name in ("max_requests_per_second", "max_request_seconds", "drain_seconds", "unload_after_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigurationError(f"{name} must be a finite number of at least 0, got {getattr(self, name)}")
         for name, known in (("tool_parser", TOOL_PARSERS), ("reasoning_parser", REASONING_PARSERS)):
@@ -97,6 +116,12 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def model_names(self) -> list[str]:
         """The names of the model, the one that answers have first."""
         return self.served_model_names or [self.engine]
+
+    def of_each(self) -> list[OpenAIOptions]:
+        """The options of each model, as if it were the only one."""
+        own = ModelOptions.__struct_fields__
+        given = [{name: getattr(each, name) for name in own if name != "is_on_demand"} for each in self.models]
+        return [structs.replace(self, models=[], **fields) for fields in given] or [self]
 
     def with_settings(self, texts: Mapping[str, str]) -> OpenAIOptions:
         """With some fields replaced, as a command line gives them; lists have commas. Raises ConfigurationError."""

@@ -19,6 +19,8 @@ from fake_tokenizer import END, byte_tokenizer
 from inflight.config import EngineConfig
 from inflight.engine_description import EngineDescription
 from inflight.executor.front.front import Front
+from inflight.http.model import Model
+from inflight.http.model_engine import ModelEngine
 from inflight.http.serve import OpenAIServer, listen
 from inflight.openai_options import OpenAIOptions
 from inflight.request import Request
@@ -223,7 +225,7 @@ def openai_server(
     engine at rest. `options`: of OpenAIOptions."""
     settings = OpenAIOptions(port=0, drain_seconds=1.0, **options)
     config = config or EngineConfig(gpt_model_path=str(folder))
-    server = OpenAIServer(settings, config, tokenizer or byte_tokenizer())
+    server = OpenAIServer(settings, [Model(settings, config, tokenizer or byte_tokenizer())])
     address: list[str] = []
     ready = threading.Event()
 
@@ -234,7 +236,8 @@ def openai_server(
     async def run() -> None:
         stopping.append((asyncio.get_running_loop(), stop := asyncio.Event()))
         with listen(settings.host, settings.port) as listener:
-            await server.run(engine, attach or PlayedEngine, listener, tell, stop)
+            played = ModelEngine(settings.engine, lambda: engine, attach or PlayedEngine, is_loaded=True)
+            await server.run([played], listener, tell, stop)
 
     stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 

@@ -32,10 +32,11 @@ def _open(options: OpenAIOptions) -> RemoteFront:
     try:
         return open_front(options)
     except ConfigurationError:
-        from inflight.http.serve import OpenAIServer
+        from inflight.http.model import Model
 
         # Of files that the front and the tokenizer read, the latter says what is wrong.
-        OpenAIServer(options, EngineConfig.from_parameters(options.parameters))
+        first = options.of_each()[0]
+        Model(first, EngineConfig.from_parameters(first.parameters))
         raise
 
 

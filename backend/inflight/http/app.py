@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from urllib.parse import parse_qs
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inflight.errors import EngineUnavailable
-from inflight.executor.front.front import NOT_AVAILABLE, Front
+from inflight.executor.front.front import NOT_AVAILABLE
 from inflight.http.api_error import APIError
 from inflight.http.connection import endless_stream
 from inflight.http.dialects.dialect import Dialect
 from inflight.http.endpoint import Endpoint, ErrorForm, Handler, read_only, send_bytes
 from inflight.http.guard import Guard
 from inflight.http.metrics import CONTENT_TYPE, ServerMetrics
+from inflight.http.model_engine import ModelEngine
 from inflight.http.page.feed import BatchFeed
 from inflight.http.page.index import HEADERS, INDEX
 from inflight.http.respond import STREAM_HEADERS
@@ -25,17 +27,24 @@ EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class App:
-    """Every path, over one front."""
+    """Every path, over the engines of all models."""
 
     def __init__(
-        self, dialects: Sequence[Dialect], *, front: Front, guard: Guard, metrics: ServerMetrics, feed: BatchFeed
+        self,
+        dialects: Sequence[Dialect],
+        *,
+        engines: Sequence[ModelEngine],
+        guard: Guard,
+        metrics: ServerMetrics,
+        feeds: Mapping[str, BatchFeed],
     ) -> None:
-        """Errors at paths that no dialect has are in the form of the first, but below paths that are another's."""
+        """Errors at paths that no dialect has are in the form of the first, but below paths that are another's.
+        `feeds`: by the engines' names."""
         self._dialects = dialects
-        self._front = front
+        self._engines = engines
         self._guard = guard
         self._metrics = metrics
-        self._feed = feed
+        self._feeds = feeds
 
     def routes(self) -> ASGIApp:
         form = self._dialects[0].error_form
@@ -63,11 +72,12 @@ class App:
         return Route(path, Endpoint(path, methods, self._metrics, form))
 
     async def _health(self, scope: Scope, receive: Receive, send: Send) -> int:
-        return await send_bytes(send, b"", "text/plain", 200 if self._front.is_ready() else 503)
+        return await send_bytes(send, b"", "text/plain", 200 if all(each.is_well() for each in self._engines) else 503)
 
     async def _metrics_text(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
-        return await send_bytes(send, self._metrics.text(self._front.description), CONTENT_TYPE)
+        descriptions = {each.name: each.front.description for each in self._engines if each.is_loaded}
+        return await send_bytes(send, self._metrics.text(descriptions), CONTENT_TYPE)
 
     async def _page(self, scope: Scope, receive: Receive, send: Send) -> int:
         # Without a key, which only the page itself can ask for: it is the same for everybody.
@@ -75,9 +85,10 @@ class App:
 
     async def _events(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)
-        if not self._front.is_ready():
+        engine = self._watched(scope)
+        if not engine.front.is_ready():
             raise EngineUnavailable(NOT_AVAILABLE)
-        with self._feed.viewing() as join:
+        with self._feeds[engine.name].viewing() as join:
             await send({"type": "http.response.start", "status": 200, "headers": [EVENTS, *STREAM_HEADERS]})
             connection = endless_stream(scope)
             connection.write_chunk(b": the batch\n\n")
@@ -85,6 +96,14 @@ class App:
             while (await receive())["type"] != "http.disconnect":
                 continue
         return 200
+
+    def _watched(self, scope: Scope) -> ModelEngine:
+        """The engine that the query names; without one the first. Raises APIError."""
+        wanted = parse_qs(scope["query_string"].decode("latin-1")).get("model", [self._engines[0].name])[0]
+        found = next((each for each in self._engines if each.name == wanted), None)
+        if found is None:
+            raise APIError(404, f"no model is called so: there are {', '.join(each.name for each in self._engines)}")
+        return found
 
     async def _unknown_path(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._guard.check_key(scope)

@@ -8,7 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from inflight.http.call import Call
 from inflight.http.dispatcher import Dispatcher, Mailbox
-from inflight.http.metrics import ServerMetrics
+from inflight.http.metrics import ModelMetrics
 from inflight.http.rendering import Rendering
 from inflight.http.respond import Responder
 from inflight.http.text_threads import TextThreads
@@ -17,7 +17,7 @@ from inflight.request_spans import RequestSpans
 
 class CallRunner:
     def __init__(
-        self, dispatcher: Dispatcher, threads: TextThreads, metrics: ServerMetrics, spans: RequestSpans | None = None
+        self, dispatcher: Dispatcher, threads: TextThreads, metrics: ModelMetrics, spans: RequestSpans | None = None
     ) -> None:
         """`spans`: see Responder."""
         self._dispatcher = dispatcher

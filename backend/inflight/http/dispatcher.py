@@ -106,7 +106,7 @@ class Mailbox:
 
 
 class Dispatcher:
-    """The only reader of a front."""
+    """The only reader of a front, or of those that follow each other when an engine is unloaded and loaded again."""
 
     def __init__(self, front: Front, loop: asyncio.AbstractEventLoop) -> None:
         self._front = front
@@ -115,8 +115,17 @@ class Dispatcher:
         """By request id."""
         self._arrived: deque[list[Response]] = deque()
 
+    @property
+    def front(self) -> Front:
+        return self._front
+
     def start(self) -> None:
         self._front.listen(self._arrive)
+
+    def follow(self, front: Front) -> None:
+        """From now on requests go to this front. The last one has been shut down, so that it answers none any more."""
+        self._front = front
+        self.start()
 
     def send(self, mailbox: Mailbox, requests: Sequence[Request]) -> list[int]:
         """See Mailbox.send."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from inflight.abandonment import end_when_abandoned
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.executor.executor import Executor, attach_executor
+from inflight.executor.executor import attach_executor, make_launchers, resolve_config
 from inflight.executor.front.remote import RemoteFront
 from inflight.log_output import start_logging
 from inflight.openai_options import OpenAIOptions
@@ -22,20 +22,31 @@ OTHER_FILES = 256
 
 
 def open_front(options: OpenAIOptions) -> RemoteFront:
-    """A front of the engine, for a process that serves it. Ranks of this server's own begin to load; `start` waits for
-    them, or for an engine that another program has launched. Raises ConfigurationError."""
+    """A front of the engine, or of that of the first model, for a process that serves it. Ranks of this server's own
+    begin to load, unless that is done on demand; `start` waits for them, or for an engine that another program has
+    launched. Raises ConfigurationError."""
     start_logging()
     end_when_abandoned()
     # Texts are tokenised one at a time, and the library's own threads would only take cores from the ranks.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     allow_connections(options.max_connections)
-    config = EngineConfig.from_parameters(options.parameters)
+    first = options.of_each()[0]
+    config = EngineConfig.from_parameters(first.parameters)
     # Beside the engine's own front, whose log tells of its ranks, this one need not.
     logging.getLogger("inflight").setLevel(config.log_level if options.launches_ranks else logging.WARNING)
-    quiet = with_statistics(config, 0)
+    front = make_front(first)
+    if not (options.models and options.models[0].is_on_demand):
+        front.begin()
+    return front
+
+
+def make_front(options: OpenAIOptions) -> RemoteFront:
+    """One that is not started. `options`: of a model. Raises ConfigurationError."""
+    config = with_statistics(EngineConfig.from_parameters(options.parameters), 0)
     if not options.launches_ranks:
-        return attach_executor(quiet, options.engine)
-    return Executor(config=quiet, name=options.engine, waits=False)
+        return attach_executor(config, options.engine)
+    config = resolve_config(None, config)
+    return RemoteFront(config, *make_launchers(config, options.engine))
 
 
 def with_statistics(config: EngineConfig, num_iterations: int) -> EngineConfig:

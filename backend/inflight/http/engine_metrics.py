@@ -7,7 +7,7 @@ names of its own, and how long relaunches took nobody shows here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -21,9 +21,10 @@ from inflight.metric_families import Family
 class EngineMetrics(Collector):
     """To be used from one thread."""
 
-    def __init__(self, front: Front, model: str, *, is_launched_here: bool) -> None:
-        """`model`: the engine's name, a label of every series."""
-        self._front, self._model, self._is_launched_here = front, model, is_launched_here
+    def __init__(self, front: Callable[[], Front], model: str, *, is_launched_here: bool) -> None:
+        """`front`: tells the engine's, which is another one after each load. `model`: the engine's name, a label of
+        every series."""
+        self._find_front, self._model, self._is_launched_here = front, model, is_launched_here
         self._stats: BatchManagerStats | None = None
 
     def describe(self) -> list[Metric]:
@@ -31,7 +32,7 @@ class EngineMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        front = self._front
+        front = self._find_front()
         yield self._shown(mf.ANSWERS_CHECKED, {"": front.num_answers_checked()})
         yield self._shown(mf.ANSWERS_FAILED, {"": front.num_answers_failed()})
         if not self._is_launched_here:
@@ -62,3 +63,23 @@ class EngineMetrics(Collector):
         for series, value in values.items():
             metric.add_metric([self._model, *([series] if family.label else [])], value)
         return metric
+
+
+class AllEngines(Collector):
+    """Those of several engines: each family once, with the series of all."""
+
+    def __init__(self, engines: Sequence[EngineMetrics]) -> None:
+        self._engines = engines
+
+    def describe(self) -> list[Metric]:
+        """See EngineMetrics."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for engine in self._engines:
+            for metric in engine.collect():
+                family = families.setdefault(metric.name, metric)
+                if family is not metric:
+                    family.samples += metric.samples
+        yield from families.values()

@@ -21,6 +21,16 @@ BODY_BYTES_PER_SECOND = 16 * 1024
 MAX_BODY_SECONDS: it takes one of the places for open requests."""
 
 
+HELD = "inflight.held"
+"""Key in an ASGI scope: see `held`."""
+
+
+def held(scope: Scope, tenant: int, body: bytes) -> Scope:
+    """The scope of a request that has been admitted, as this tenant's, and whose body has been read: whoever gets it
+    need not know, and asks the guard as always."""
+    return {**scope, HELD: (tenant, body)}
+
+
 class Guard:
     """Used on the event loop's thread."""
 
@@ -50,6 +60,9 @@ class Guard:
     def admitted(self, scope: Scope) -> Iterator[int]:
         """While a request of work is in progress: the number under which the engine knows its client (see
         Request.tenant). Raises APIError."""
+        if HELD in scope:  # by whoever has chosen its model
+            yield scope[HELD][0]
+            return
         key = self.check_key(scope)
         seconds = self._rate.take(key)
         if seconds:
@@ -73,6 +86,9 @@ class Guard:
     async def read_body(self, scope: Scope, receive: Receive) -> bytes:
         """The whole body. Raises APIError as soon as it is too long, whether its length was announced or not, or too
         slow; and ClientGone."""
+        if HELD in scope:
+            held: bytes = scope[HELD][1]
+            return held
         announced = header(scope, b"content-length")
         if announced.isdigit() and int(announced) > self._max_body_bytes:
             raise self._too_long()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ OWNER = "inflight"
 
 
 class ModelNames:
-    def __init__(self, names: list[str], checkpoint: str, lora_dir: str) -> None:
-        """`names`: of the engine, the one that answers have first. `lora_dir`: "" if there is none."""
+    def __init__(self, names: list[str], checkpoint: str, lora_dir: str, others: Sequence[str] = ()) -> None:
+        """`names`: of the engine, the one that answers have first. `lora_dir`: "" if there is none. `others`: names of
+        the server's other models."""
         self._names = names
+        self._others = others
         self._checkpoint = checkpoint
         self._lora_dir = Path(lora_dir) if lora_dir else None
         self._loaded: dict[str, str] = {}
@@ -39,7 +42,16 @@ class ModelNames:
             return model, LoRARequest(model, 0, self._loaded[model])
         if self._has_folder(model):
             return model, LoRARequest(model)
-        raise _unknown(model)
+        raise self._unknown(model)
+
+    def knows(self, model: str) -> bool:
+        """Whether `find` finds it."""
+        return model in self._names or self.is_adapter(model)
+
+    @property
+    def first(self) -> str:
+        """The name of the engine's model that answers have."""
+        return self._names[0]
 
     def is_adapter(self, name: str) -> bool:
         return name in self._loaded or self._has_folder(name)
@@ -60,19 +72,25 @@ class ModelNames:
             LoRARequest(name).validate()
         except InvalidRequest as error:
             raise APIError(400, str(error), param="lora_name") from None
-        if name in self._names or self.is_adapter(name):
+        if name in self._others or self.knows(name):
             raise APIError(400, f"the model {name} exists already", param="lora_name")
 
-    def cards(self, max_model_len: int) -> list[dict[str, Any]]:
+    def cards(self, max_model_len: int | None) -> list[dict[str, Any]]:
         """As /v1/models lists them."""
         own = [self._card(name, self._checkpoint, None, max_model_len) for name in self._names]
         folders = {**{name: str(path) for name, path in self._folders().items()}, **self._loaded}
         return own + [self._card(name, path, self._names[0], max_model_len) for name, path in sorted(folders.items())]
 
-    def _card(self, name: str, root: str, parent: str | None, max_model_len: int) -> dict[str, Any]:
+    def _card(self, name: str, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
         # The last part alone: where files lie on this machine concerns no client.
         card = {"id": name, "object": "model", "created": self._created, "owned_by": OWNER, "root": Path(root).name}
         return {**card, "parent": parent, "max_model_len": max_model_len}
+
+    def _unknown(self, model: str) -> APIError:
+        message = f"The model `{safe_text(model)}` does not exist"
+        if self._others:
+            message += f": this server has {', '.join([*self._names, *self._others])}"
+        return APIError(404, f"{message}.", param="model", code="model_not_found")
 
     def _has_folder(self, name: str) -> bool:
         """Opens nothing, so that requests are answered even if this process may open no more files."""
@@ -84,7 +102,3 @@ class ModelNames:
         if self._lora_dir is None or not self._lora_dir.is_dir():
             return {}
         return {folder.name: folder for folder in self._lora_dir.iterdir() if (folder / CONFIG).is_file()}
-
-
-def _unknown(model: str) -> APIError:
-    return APIError(404, f"The model `{safe_text(model)}` does not exist.", param="model", code="model_not_found")

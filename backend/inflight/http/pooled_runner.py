@@ -10,7 +10,7 @@ from inflight.asking.refusal import Words
 from inflight.asking.vectors import Row
 from inflight.http.api_error import in_words
 from inflight.http.dispatcher import Dispatcher, Mailbox
-from inflight.http.metrics import ServerMetrics
+from inflight.http.metrics import ModelMetrics
 from inflight.http.pooled_rows import collect_rows
 from inflight.http.respond import watch
 from inflight.http.text_threads import TextThreads
@@ -21,7 +21,7 @@ OF_VECTORS: Words = {"prompt": "input", "adapter": "model"}
 
 
 class PooledRunner:
-    def __init__(self, dispatcher: Dispatcher, threads: TextThreads, metrics: ServerMetrics) -> None:
+    def __init__(self, dispatcher: Dispatcher, threads: TextThreads, metrics: ModelMetrics) -> None:
         self._dispatcher = dispatcher
         self._threads = threads
         self._metrics = metrics

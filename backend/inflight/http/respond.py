@@ -19,7 +19,7 @@ from inflight.http.chunks import chunk_writer
 from inflight.http.dispatcher import ClientGone, Mailbox
 from inflight.http.endpoint import CLIENT_GONE, unexpected
 from inflight.http.generation import Generation
-from inflight.http.metrics import ServerMetrics
+from inflight.http.metrics import ModelMetrics
 from inflight.http.rendering import Rendering, Streamed
 from inflight.http.trace import ended_call
 from inflight.request_spans import RequestSpans
@@ -41,7 +41,7 @@ class Responder:
         call: Call,
         request_ids: list[int],
         mailbox: Mailbox,
-        metrics: ServerMetrics,
+        metrics: ModelMetrics,
         rendering: Rendering,
         began: float,
         spans: RequestSpans | None = None,

@@ -7,58 +7,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from inflight.asking.chat_renderer import ChatRenderer
-from inflight.asking.chat_template import ChatTemplate
-from inflight.asking.chats import Chats
-from inflight.asking.pair_template import find_pair_template
-from inflight.asking.prompt_encoder import PromptEncoder
-from inflight.asking.sentence_files import find_activation, find_pooling, find_prompts
-from inflight.asking.served import Served
-from inflight.asking.tool_use import choose_reasoning_parser, choose_tool_parser
-from inflight.checkpoint_digest import system_fingerprint
 from inflight.config import EngineConfig
-from inflight.errors import ConfigurationError
+from inflight.errors import ConfigurationError, EngineUnavailable
 from inflight.executor.executor import attach_executor, find_engine_config
-from inflight.executor.front.front import Front
 from inflight.executor.front.remote import RemoteFront
 from inflight.http.api_keys import ApiKeys
 from inflight.http.app import App
-from inflight.http.call_builder import CallBuilder
-from inflight.http.call_runner import CallRunner
-from inflight.http.checkpoint_facts import CheckpointFacts
+from inflight.http.by_model import ByModel
 from inflight.http.dialects.anthropic.api import MessagesApi
 from inflight.http.dialects.cohere.api import CohereApi
 from inflight.http.dialects.dialect import Dialect
 from inflight.http.dialects.ollama.api import OllamaApi
 from inflight.http.dialects.openai.api import OpenAIApi
 from inflight.http.dialects.openai.responses.store import ResponseStore
-from inflight.http.dispatcher import Dispatcher
-from inflight.http.engine_front import open_front, with_statistics
-from inflight.http.engine_metrics import EngineMetrics
+from inflight.http.engine_front import make_front, open_front, with_statistics
+from inflight.http.engine_metrics import AllEngines, EngineMetrics
 from inflight.http.guard import Guard
 from inflight.http.http_server import HttpServer
 from inflight.http.metrics import ServerMetrics
-from inflight.http.model_names import ModelNames
+from inflight.http.model import Model
+from inflight.http.model_engine import ModelEngine
 from inflight.http.page.feed import BatchFeed
-from inflight.http.pooled_runner import PooledRunner
 from inflight.http.rate_limit import RateLimit
 from inflight.http.service import Service
 from inflight.http.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions
 from inflight.request_spans import open_spans
-from inflight.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +54,8 @@ hundreds of such clients the kernel's memory for all connections of the machine.
 UNREAD_MS = 120_000
 """For which a client may take nothing of what waits for it; then its connection is closed."""
 
+LOOK_SECONDS = 5.0
+"""Between two looks for engines that are idle, at most."""
 WATCHED_ITERATIONS = 1000
 """Whose statistics are kept for the page until they become an event."""
 
@@ -78,29 +66,54 @@ were open at an earlier collection: with 50 and 100 here, the process grew by 3 
 
 
 def serve(options: OpenAIOptions, front: RemoteFront | None = None, *, tells_absence: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. `front`: from `open_front`; None = it is opened here. `tells_absence`: say so if
-    the engine has to be waited for. Raises ConfigurationError if something is missing or wrong, or if the engine is not
-    found in time."""
+    """Serve until SIGTERM or SIGINT. `front`: of the first model, from `open_front`; None = it is opened here.
+    `tells_absence`: say so if the engine has to be waited for. Raises ConfigurationError if something is missing or
+    wrong, or if an engine is not found in time."""
     front = front or open_front(options)
-    config = EngineConfig.from_parameters(options.parameters)
     try:
-        server = OpenAIServer(options, config)
+        models = [Model(each, EngineConfig.from_parameters(each.parameters)) for each in options.of_each()]
+        server = OpenAIServer(options, models)
         with listen(options.host, options.port) as listener:
+            config = models[0].config
             if tells_absence:
                 tell_absence(options.engine, config.worker_start_timeout_ms / 1000)
-            front.start()
-            if options.launches_ranks:
-                logger.info("engine %s: %s", options.engine, front.description.summary(front.limits))
-            # Statistics are for a front of their own, while somebody reads them.
-            attach = partial(attach_executor, with_statistics(config, WATCHED_ITERATIONS), options.engine)
+            if not options.models:
+                front.start()
+                if options.launches_ranks:
+                    logger.info("engine %s: %s", options.engine, front.description.summary(front.limits))
+            engines = make_engines(options, front)
             loop = new_loop()
             calm_gc()
             try:
-                loop.run_until_complete(server.run(front, attach, listener, partial(announce, tools=server.tools_note)))
+                loop.run_until_complete(server.run(engines, listener, partial(announce, tools=server.tools_note)))
             finally:
                 loop.close()
     finally:
         front.shutdown()
+
+
+def make_engines(options: OpenAIOptions, front: RemoteFront) -> list[ModelEngine]:
+    """Of each model. `front`: of the first one, started if that is the only one. The others that are not loaded on
+    demand begin to load."""
+    engines = []
+    for index, each in enumerate(options.of_each()):
+        config = EngineConfig.from_parameters(each.parameters)
+        own = options.models[index] if options.models else None
+        # Statistics are for a front of their own, while somebody reads them.
+        attach = partial(attach_executor, with_statistics(config, WATCHED_ITERATIONS), each.engine)
+        engines.append(
+            ModelEngine(
+                each.engine,
+                partial(make_front, each),
+                attach,
+                is_on_demand=own is not None and own.is_on_demand,
+                front=None if index else front,
+                is_loaded=own is None,
+            )
+        )
+    for engine in engines[1:]:
+        engine.begin()
+    return engines
 
 
 def tell_absence(engine: str, seconds: float) -> None:
@@ -118,29 +131,15 @@ def announce(address: str, *, tools: str) -> None:
 
 
 class OpenAIServer:
-    """Everything of the server that does not depend on the engine, read and checked before it is needed."""
+    """Everything of the server that does not depend on the engines, read and checked before they are needed."""
 
-    def __init__(self, options: OpenAIOptions, config: EngineConfig, tokenizer: Tokenizer | None = None) -> None:
-        """`tokenizer`: None = the checkpoint's. Raises ConfigurationError."""
-        folder = config.tokenizer_dir or config.gpt_model_path
+    def __init__(self, options: OpenAIOptions, models: Sequence[Model]) -> None:
+        """`models`: those of `options`. Raises ConfigurationError."""
         self._options = options
-        self._config = config
-        self._tokenizer = tokenizer or Tokenizer.load(folder, config.gpt_model_path)
-        self._encoder = PromptEncoder(self._tokenizer, config.max_text_bytes, find_pair_template(config))
-        self._renderer = ChatRenderer(ChatTemplate.load(Path(folder)), frozenset(options.chat_template_kwargs))
-        self._checkpoint = CheckpointFacts.read(Path(config.gpt_model_path))
-        self._tool_parser, self.tools_note = choose_tool_parser(
-            options.tool_parser,
-            self._renderer.tool_families,
-            knows_tools=self._renderer.knows_tools,
-            model_type=self._checkpoint.model_type,
-        )
-        self._reasoning_parser = choose_reasoning_parser(options.reasoning_parser, self._tool_parser)
-        checkpoint, pooling = Path(config.gpt_model_path), options.embedding_pooling
-        self._vector_of = pooling or find_pooling(checkpoint)
-        self._score_of = find_activation(checkpoint)
-        self._text_prompts = find_prompts(checkpoint, is_pooling_set=bool(pooling))
-        self._spans = open_spans(config.otlp_traces_endpoint, is_outermost=True)
+        self._models = models
+        notes = {each.options.engine: each.tools_note for each in models if each.tools_note}
+        self.tools_note = "; ".join(note if len(models) == 1 else f"{name}: {note}" for name, note in notes.items())
+        self._spans = open_spans(models[0].config.otlp_traces_endpoint, is_outermost=True)
         self._guard = Guard(
             ApiKeys.load(options.api_key_file),
             RateLimit(options.max_requests_per_second),
@@ -150,80 +149,87 @@ class OpenAIServer:
 
     async def run(
         self,
-        front: Front,
-        attach: Callable[[], Front],
+        engines: Sequence[ModelEngine],
         listener: socket.socket,
         ready: Callable[[str], None],
         stop: asyncio.Event | None = None,
     ) -> None:
-        """Serve the started `front` until a signal, or until `stop` is set. `attach` makes another front of the same
-        engine, which keeps statistics; `ready` is called with host:port once connections are taken."""
-        dispatcher = Dispatcher(front, asyncio.get_running_loop())
-        threads, feed = TextThreads(), BatchFeed(attach)
-        dispatcher.start()
+        """Serve the models, whose `engines` these are, until a signal, or until `stop` is set. `ready` is called with
+        host:port once all are loaded that are not loaded on demand. Raises ConfigurationError if one of them fails."""
+        loop = asyncio.get_running_loop()
+        for engine in engines:
+            engine.open(loop)
+        threads, feeds = TextThreads(), {engine.name: BatchFeed(engine.attach) for engine in engines}
         stop, hurry = stop or asyncio.Event(), asyncio.Event()
         try:
             server = HttpServer(
-                self.make_app(front, dispatcher, threads, feed),
+                self.make_app(engines, threads, feeds),
                 max_connections=self._options.max_connections,
                 max_connections_per_address=self._options.max_connections_per_address,
             )
             await server.listen(listener)
-            host, port = listener.getsockname()[:2]
-            ready(f"{host}:{port}")
             hear_signals(stop, hurry)
+            loading = asyncio.create_task(self._load(engines, listener, ready, stop))
             await stop.wait()
             await server.drain(max(round(self._options.drain_seconds), 1), hurry)
+            if not loading.cancel():
+                loading.result()
         finally:
-            feed.stop()
-            front.shutdown()
+            for feed in feeds.values():
+                feed.stop()
+            await asyncio.gather(*(engine.close() for engine in engines))
             threads.stop()
             if self._spans is not None:
                 self._spans.close()
 
-    def make_app(self, front: Front, dispatcher: Dispatcher, threads: TextThreads, feed: BatchFeed) -> ASGIApp:
-        options, config = self._options, self._config
-        folders = (config.gpt_model_path, config.tokenizer_dir)
-        chats = Chats(
-            self._tokenizer,
-            self._encoder,
-            self._renderer,
-            tool_parser=self._tool_parser,
-            reasoning_parser=self._reasoning_parser,
-            check_text=front.check_text if config.guided_decoding_check else None,
-        )
-        seconds = options.max_request_seconds
-        served = Served(self._tokenizer, front.generation_defaults, self._encoder, chats, max_request_seconds=seconds)
-        metrics = ServerMetrics(EngineMetrics(front, options.engine, is_launched_here=options.launches_ranks))
+    async def _load(
+        self,
+        engines: Sequence[ModelEngine],
+        listener: socket.socket,
+        ready: Callable[[str], None],
+        stop: asyncio.Event,
+    ) -> None:
+        """Load what is not loaded on demand, side by side; then unload what is idle, until this is cancelled. Where one
+        fails, `stop` is set."""
+        try:
+            await asyncio.gather(*(engine.load() for engine in engines if not engine.is_on_demand))
+        except EngineUnavailable as error:
+            stop.set()
+            raise ConfigurationError(str(error)) from None
+        host, port = listener.getsockname()[:2]
+        ready(f"{host}:{port}")
+        seconds = self._options.unload_after_seconds
+        while seconds:
+            await asyncio.sleep(min(seconds / 4, LOOK_SECONDS))
+            for engine in engines:
+                if engine.is_on_demand and engine.seconds_idle() >= seconds:
+                    await engine.unload()
 
-        def fingerprint() -> str:
-            return system_fingerprint(folders, front.description)
+    def make_app(self, engines: Sequence[ModelEngine], threads: TextThreads, feeds: Mapping[str, BatchFeed]) -> ASGIApp:
+        is_launched_here = self._options.launches_ranks
+        shown = [EngineMetrics(each.find_front, each.name, is_launched_here=is_launched_here) for each in engines]
+        metrics = ServerMetrics(AllEngines(shown))
+        names = [each.options.model_names for each in self._models]
+        services: list[Service] = []
+        for index, (model, engine) in enumerate(zip(self._models, engines, strict=True)):
+            others = [name for other, those in enumerate(names) if other != index for name in those]
+            counts = metrics.of_model(engine.name)
+            service = model.service(engine.dispatcher, threads, counts, self._guard, self._spans, others)
+            services.append(dataclasses.replace(service, all_models=services))
+        store = ResponseStore(self._options.max_stored_responses, self._options.max_stored_response_bytes)
+        of_models = [self._dialects(service, store) for service in services]
+        dialects: Sequence[Dialect] = of_models[0]
+        if len(engines) > 1:
+            dialects = [ByModel(each, services, engines, self._guard) for each in zip(*of_models, strict=True)]
+        return App(dialects, engines=engines, guard=self._guard, metrics=metrics, feeds=feeds).routes()
 
-        service = Service(
-            front=front,
-            dispatcher=dispatcher,
-            builder=CallBuilder(served, self._tokenizer, fingerprint),
-            runner=CallRunner(dispatcher, threads, metrics, self._spans),
-            pooled=PooledRunner(dispatcher, threads, metrics),
-            encoder=self._encoder,
-            tokenizer=self._tokenizer,
-            names=ModelNames(options.model_names, config.gpt_model_path, config.lora_dir),
-            guard=self._guard,
-            threads=threads,
-            checkpoint=self._checkpoint,
-            fingerprint=fingerprint,
-            vector_of=self._vector_of,
-            score_of=self._score_of,
-            text_prompts=self._text_prompts,
-        )
-        store = ResponseStore(options.max_stored_responses, options.max_stored_response_bytes)
-        dialects: list[Dialect] = [
-            OpenAIApi(service, store, allows_lora_updates=options.allow_lora_updates),
+    def _dialects(self, service: Service, store: ResponseStore) -> list[Dialect]:
+        return [
+            OpenAIApi(service, store, allows_lora_updates=self._options.allow_lora_updates),
             MessagesApi(service),
             OllamaApi(service),
             CohereApi(service),
         ]
-        return App(dialects, front=front, guard=self._guard, metrics=metrics, feed=feed).routes()
 
 
 @contextlib.contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.sentence_files import Activation
 from inflight.asking.served import Served
 from inflight.asking.text_prompts import NO_PROMPTS, TextPrompts
+from inflight.errors import EngineUnavailable
 from inflight.executor.front.front import Front
 from inflight.http.call_builder import CallBuilder
 from inflight.http.call_runner import CallRunner
@@ -27,7 +28,6 @@ from inflight.text.tokenizer import Tokenizer
 class Service:
     """One model behind one front."""
 
-    front: Front
     dispatcher: Dispatcher
     builder: CallBuilder
     runner: CallRunner
@@ -46,6 +46,30 @@ class Service:
     """What becomes of a score that a network gives."""
     text_prompts: TextPrompts = NO_PROMPTS
     """What stands before texts whose embeddings are made."""
+    all_models: list[Service] = field(default_factory=list)
+    """Those of this server, this one included; empty = there is no other."""
+
+    @property
+    def front(self) -> Front:
+        """The engine's; another one after each load."""
+        return self.dispatcher.front
+
+    @property
+    def every(self) -> list[Service]:
+        """The models of this server, in the order in which clients see them."""
+        return self.all_models or [self]
+
+    def find(self, model: str) -> Service | None:
+        """The model of this server that has this name, or the adapter."""
+        return next((each for each in self.every if each.names.knows(model)), None)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """None of an engine that has not been loaded yet."""
+        try:
+            return self.limits.max_seq_len
+        except EngineUnavailable:
+            return None
 
     @property
     def limits(self) -> RequestLimits:

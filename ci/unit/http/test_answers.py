@@ -314,9 +314,10 @@ def test_metrics_count_requests_and_tokens(running: Running) -> None:
 
     counted = 'inflight_openai_requests_total{path="/v1/completions",status="200"}'
     complete(running)
-    before = value(counted), value("inflight_openai_generated_tokens_total")
+    generated = 'inflight_openai_generated_tokens_total{model="llm"}'
+    before = value(counted), value(generated)
     complete(running, max_tokens=5)
-    assert (value(counted), value("inflight_openai_generated_tokens_total")) == (before[0] + 1, before[1] + 5)
+    assert (value(counted), value(generated)) == (before[0] + 1, before[1] + 5)
     assert "inflight_engine_info{" in running.get("/metrics").text
     assert value("inflight_openai_requests_in_progress") == 1  # that of /metrics itself
     assert "inflight_engine_ready" not in running.get("/metrics").text  # tritonserver shows it

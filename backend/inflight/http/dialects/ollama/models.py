@@ -62,27 +62,11 @@ class OllamaModels:
 
     async def _tags(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._service.guard.check_key(scope)
-        digest = await self._digest()
-        models = [{**self._entry(card, digest), "modified_at": _modified_at(card)} for card in self._cards()]
-        return await send_json(send, {"models": models})
+        return await send_json(send, {"models": [entry for each in self._every() for entry in await each.entries()]})
 
     async def _ps(self, scope: Scope, receive: Receive, send: Send) -> int:
-        """The names of the engine's own model: which adapters are loaded, the ranks alone know."""
-        service = self._service
-        service.guard.check_key(scope)
-        digest = await self._digest()
-        of_gpu = service.checkpoint.num_bytes if service.front.description.device == "cuda" else 0
-        running = [
-            {
-                **self._entry(card, digest),
-                "expires_at": NEVER,
-                "size_vram": of_gpu,
-                "context_length": self._context_length(),
-            }
-            for card in self._cards()
-            if card["parent"] is None and service.front.is_ready()
-        ]
-        return await send_json(send, {"models": running})
+        self._service.guard.check_key(scope)
+        return await send_json(send, {"models": [entry for each in self._every() for entry in await each.running()]})
 
     async def _show(self, scope: Scope, receive: Receive, send: Send) -> int:
         service = self._service
@@ -111,8 +95,35 @@ class OllamaModels:
 
     # -- what is known of a model --------------------------------------------------------------------------------------
 
+    def _every(self) -> list[OllamaModels]:
+        """This, and those of the server's other models."""
+        return [OllamaModels(service) for service in self._service.every]
+
+    async def entries(self) -> list[dict[str, Any]]:
+        """One for each name of the model, and for each adapter."""
+        digest = await self._digest()
+        return [{**self._entry(card, digest), "modified_at": _modified_at(card)} for card in self._cards()]
+
+    async def running(self) -> list[dict[str, Any]]:
+        """The names of the engine's own model while it serves: which adapters are loaded, the ranks alone know."""
+        service = self._service
+        if not service.front.is_ready():
+            return []
+        digest = await self._digest()
+        of_gpu = service.checkpoint.num_bytes if service.front.description.device == "cuda" else 0
+        return [
+            {
+                **self._entry(card, digest),
+                "expires_at": NEVER,
+                "size_vram": of_gpu,
+                "context_length": self._context_length(),
+            }
+            for card in self._cards()
+            if card["parent"] is None
+        ]
+
     def _cards(self) -> list[dict[str, Any]]:
-        return self._service.names.cards(self._service.limits.max_seq_len)
+        return self._service.names.cards(self._service.max_model_len)
 
     async def _digest(self) -> str:
         """Of the checkpoint, and of how it is computed: Ollama's programs need one. It is the system_fingerprint."""

@@ -235,6 +235,8 @@ class LoadAdapterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     lora_name: str
     lora_path: str
     load_inplace: bool | None = None
+    model: str | None = None
+    """The base of the adapter, where a server has several models."""
 
 
 class UnloadAdapterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -242,6 +244,8 @@ class UnloadAdapterBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     lora_name: str
     lora_int_id: int | None = None
+    model: str | None = None
+    """As of LoadAdapterBody."""
 
 
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {

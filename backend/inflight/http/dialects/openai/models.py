@@ -36,11 +36,12 @@ class ModelsApi:
 
     async def _model(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._service.guard.check_key(scope)
-        name, _ = self._service.names.find(scope["path_params"]["id"])
+        wanted = scope["path_params"]["id"]
+        name, _ = (self._service.find(wanted) or self._service).names.find(wanted)
         return await send_json(send, next(card for card in self._cards() if card["id"] == name))
 
     def _cards(self) -> list[dict[str, Any]]:
-        return self._service.names.cards(self._service.limits.max_seq_len)
+        return [card for each in self._service.every for card in each.names.cards(each.max_model_len)]
 
     async def _load_adapter(self, scope: Scope, receive: Receive, send: Send) -> int:
         guard, names = self._service.guard, self._service.names
