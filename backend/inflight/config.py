@@ -161,6 +161,8 @@ class EngineConfig:
     """KV cache size in tokens; if a memory fraction is set too, the smaller size applies; 0 = by fraction alone."""
     kv_cache_free_gpu_mem_fraction: float = 0.0
     """Fraction of the memory free after loading; 0 = 0.9 on a GPU; on a CPU 0.2, at most 4 GiB and a full batch."""
+    memory_share: float = 1.0
+    """Part of the memory for KV caches, of the host or of each GPU, that is this engine's beside others."""
     enable_kv_cache_reuse: bool = True
     """Share the KV blocks of equal prefixes between requests with the same cache salt."""
     enable_partial_reuse: bool = False
@@ -295,6 +297,8 @@ class EngineConfig:
         for key in ("kv_cache_free_gpu_mem_fraction", "lora_cache_gpu_memory_fraction"):
             if not 0.0 <= getattr(self, key) <= 1.0:
                 raise ConfigurationError(f"{key} must be between 0 and 1, got {getattr(self, key)}")
+        if not 0.0 < self.memory_share <= 1.0:
+            raise ConfigurationError(f"memory_share must be above 0 and at most 1, got {self.memory_share}")
         if self.kv_cache_host_memory_bytes and not self.enable_kv_cache_reuse:
             raise ConfigurationError(
                 "kv_cache_host_memory_bytes needs enable_kv_cache_reuse: blocks in host memory are there to be reused"

@@ -149,6 +149,8 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigurationError(f"{path} does not hold the options of an OpenAI server: {error}") from None
 
 
+OF_A_MODEL = ("served_model_names", "chat_template_kwargs", "embedding_pooling", "tool_parser", "reasoning_parser")
+"""What each of several models may have for itself."""
 SETTABLE = (
     "served_model_names",
     "max_body_bytes",

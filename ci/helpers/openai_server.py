@@ -226,6 +226,20 @@ def openai_server(
     settings = OpenAIOptions(port=0, drain_seconds=1.0, **options)
     config = config or EngineConfig(gpt_model_path=str(folder))
     server = OpenAIServer(settings, [Model(settings, config, tokenizer or byte_tokenizer())])
+    played = ModelEngine(settings.engine, lambda: engine, attach or PlayedEngine, is_loaded=True)
+    with serving(server, [played], settings, new_loop=new_loop) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def serving(
+    server: OpenAIServer,
+    engines: Sequence[ModelEngine],
+    settings: OpenAIOptions,
+    *,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> Iterator[str]:
+    """The URL of a server while it runs."""
     address: list[str] = []
     ready = threading.Event()
 
@@ -236,8 +250,7 @@ def openai_server(
     async def run() -> None:
         stopping.append((asyncio.get_running_loop(), stop := asyncio.Event()))
         with listen(settings.host, settings.port) as listener:
-            played = ModelEngine(settings.engine, lambda: engine, attach or PlayedEngine, is_loaded=True)
-            await server.run([played], listener, tell, stop)
+            await server.run(engines, listener, tell, stop)
 
     stopping: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 

@@ -16,10 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inflight_client._exceptions import UsageError
-from inflight_client.terminal import EXIT_USAGE, fail, failing_in_words, greet, how_to_ask, how_to_ask_an_encoder
+from inflight_client.model_arguments import assignments, by_model, model_of, served
+from inflight_client.terminal import (
+    EXIT_USAGE,
+    fail,
+    failing_in_words,
+    greet,
+    how_to_ask,
+    how_to_ask_an_encoder,
+    how_to_ask_several,
+)
 
 if TYPE_CHECKING:
-    from inflight.hub.model_name import ModelName
     from inflight.openai_options import OpenAIOptions
     from inflight_client.analyze import Target
 
@@ -31,9 +39,21 @@ _MODEL = (
 
 OpenAISet = Annotated[
     list[str] | None,
-    typer.Option("--openai-set", metavar="KEY=VALUE", help="Any setting of the OpenAI server; may be repeated."),
+    typer.Option(
+        "--openai-set",
+        metavar="[NAME:]KEY=VALUE",
+        help="Any setting of the OpenAI server, or of one of its models; may be repeated.",
+    ),
 ]
 Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL)]
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="MODEL…", help=f"{_MODEL} NAME=MODEL names it; several are served side by side."),
+]
+Share = Annotated[
+    list[str] | None,
+    typer.Option("--share", metavar="NAME=WEIGHT", help="A model's part of cores and memory; 1 unless given."),
+]
 TensorParallelSize = Annotated[
     int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks that share every layer.", min=1)
 ]
@@ -57,7 +77,7 @@ MaxNumTokens = Annotated[int | None, typer.Option(help="Tokens in one step.", mi
 MaxSeqLen = Annotated[int | None, typer.Option(help="Prompt plus new tokens of a sequence.", min=1)]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any parameter of the engine; may be repeated."),
+    typer.Option("--set", metavar="[NAME:]KEY=VALUE", help="Any parameter of the engines, or of one; may be repeated."),
 ]
 Host = Annotated[str, typer.Option(help="Interface to listen on; loopback unless told otherwise.")]
 ReadyTimeout = Annotated[float, typer.Option(help="Seconds until the model must be ready.", min=1.0)]
@@ -75,7 +95,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the server'
 
 def serve(
     context: typer.Context,
-    checkpoint: Model = None,
+    models: Models = None,
     tensor_parallel_size: TensorParallelSize = None,
     moe_expert_parallel_size: MoeExpertParallelSize = None,
     pipeline_parallel_size: PipelineParallelSize = None,
@@ -88,6 +108,7 @@ def serve(
     max_num_tokens: MaxNumTokens = None,
     max_seq_len: MaxSeqLen = None,
     set_: Set = None,
+    share: Share = None,
     api: Annotated[
         list[str] | None,
         typer.Option(
@@ -132,7 +153,9 @@ def serve(
 
     What stands behind a -- are options of tritonserver, such as --trace-config or --rate-limit.
     """
-    parameters = _parameters(context, set_)
+    of_all, of_models = by_model(set_)
+    parameters = _parameters(context, of_all)
+    settings, of_served = by_model(openai_set)
     if openai_port is None and (openai_api_key_file or openai_set):
         raise fail("--openai-api-key-file and --openai-set need --openai-port", EXIT_USAGE)
     try:
@@ -144,6 +167,9 @@ def serve(
     def show(endpoints: Endpoints) -> None:
         from inflight_client._client import Client
 
+        if endpoints.models:
+            typer.echo(how_to_ask_several(endpoints.models, openai=endpoints.openai, metrics=endpoints.metrics))
+            return
         if endpoints.pooled:
             typer.echo(
                 how_to_ask_an_encoder(
@@ -170,7 +196,7 @@ def serve(
             )
 
     options = ServeOptions(
-        checkpoint=_model(checkpoint),
+        **served(models, share, of_models, of_served),
         model_repository=model_repository,
         apis=tuple(name.strip() for names in api or () for name in names.split(",") if name.strip()),
         tritonserver=tritonserver,
@@ -185,7 +211,7 @@ def serve(
         metrics_port=metrics_port,
         openai=None
         if openai_port is None
-        else _openai_options(openai_set, host=host, port=openai_port, api_key_file=str(openai_api_key_file or "")),
+        else _openai_options(settings, host=host, port=openai_port, api_key_file=str(openai_api_key_file or "")),
         open_apis=open_apis,
         api_key_file=api_key_file,
         ready_timeout=ready_timeout,
@@ -201,7 +227,7 @@ def serve(
 
 def openai(
     context: typer.Context,
-    checkpoint: Model = None,
+    models: Models = None,
     engine: Annotated[
         str | None,
         typer.Option(help="Start no ranks: serve the engine that a program of this user has started under this name."),
@@ -218,6 +244,17 @@ def openai(
     max_num_tokens: MaxNumTokens = None,
     max_seq_len: MaxSeqLen = None,
     set_: Set = None,
+    share: Share = None,
+    load_on_demand: Annotated[
+        bool, typer.Option("--load-on-demand", help="Load a model when somebody asks for it.")
+    ] = False,
+    unload_after: Annotated[
+        float, typer.Option(help="Idle seconds until a model that was loaded on demand is unloaded; 0 never.", min=0.0)
+    ] = 0.0,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Load this one at the start, for good; may be repeated."),
+    ] = None,
     port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 9000,
     host: Host = "127.0.0.1",
     api_key_file: Annotated[
@@ -231,20 +268,30 @@ def openai(
     verbose: Verbose = False,
 ) -> None:
     """Serve OpenAI's API alone until Ctrl-C, without tritonserver. `inflight serve --openai-port` serves both."""
-    parameters = _parameters(context, set_)
+    of_all, of_models = by_model(set_)
+    parameters = _parameters(context, of_all)
     settings = {"host": host, "port": port, "api_key_file": str(api_key_file or "")}
+    of_server, of_served = by_model(openai_set)
     if engine is not None:
         _refuse_beside_engine(context)
-        _attach(checkpoint, _openai_options(openai_set, engine=engine, parameters=parameters, **settings))
+        if len(models or []) > 1 or of_models or of_served:
+            raise fail("--engine names one engine that runs: give one model, without a name", EXIT_USAGE)
+        model = models[0] if models else None
+        _attach(model, _openai_options(of_server, engine=engine, parameters=parameters, **settings))
         return
+    if unload_after and not load_on_demand:
+        raise fail("--unload-after is for models of --load-on-demand", EXIT_USAGE)
     try:
         from inflight.supervisor.options import Endpoints, ServeOptions
         from inflight.supervisor.serve import serve as run
     except ImportError as error:
         raise fail(f"the engine is not installed beside this client: {error}", EXIT_USAGE) from None
-    options = _openai_options(openai_set, **settings)
+    options = _openai_options(of_server, **settings)
 
     def show(endpoints: Endpoints) -> None:
+        if endpoints.models:
+            typer.echo(how_to_ask_several(endpoints.models, openai=endpoints.openai, metrics=endpoints.metrics))
+            return
         typer.echo(
             how_to_ask(
                 openai=endpoints.openai,
@@ -258,7 +305,8 @@ def openai(
     raise typer.Exit(
         run(
             ServeOptions(
-                checkpoint=_model(checkpoint),
+                **served(models, share, of_models, of_served, on_demand=load_on_demand, pinned=pin or ()),
+                unload_after=unload_after,
                 parameters=parameters,
                 allow_tritonserver=False,
                 openai=options,
@@ -300,7 +348,17 @@ def _attach(checkpoint: str | None, options: OpenAIOptions) -> None:
         raise fail(str(error), EXIT_USAGE) from None
 
 
-_OF_STARTED_RANKS = ("ready_timeout", "drain_timeout", "adopt_timeout", "log_file", "verbose")
+_OF_STARTED_RANKS = (
+    "share",
+    "load_on_demand",
+    "unload_after",
+    "pin",
+    "ready_timeout",
+    "drain_timeout",
+    "adopt_timeout",
+    "log_file",
+    "verbose",
+)
 _OF_CONFIGURATION = (
     "tensor_parallel_size",
     "moe_expert_parallel_size",
@@ -320,7 +378,7 @@ _OF_CONFIGURATION = (
 def _parameters(context: typer.Context, settings: list[str] | None) -> dict[str, str]:
     """The engine's, as options and --set name them."""
     named = {key: context.params[key] for key in _OF_CONFIGURATION}
-    return {key: str(value) for key, value in named.items() if value is not None} | _assignments(settings or [])
+    return {key: str(value) for key, value in named.items() if value is not None} | assignments(settings or [])
 
 
 def _refuse_beside_engine(context: typer.Context) -> None:
@@ -418,7 +476,7 @@ def analyze(
             if metrics_url or api_key_file:
                 raise UsageError("--metrics-url and --api-key-file belong to the server of --url, and there is none")
             # The first variant is what Model Analyzer finds, so that it measures nothing in vain.
-            parameters = _assignments(set_ or []) | analysis.FIXED | options.variants[0]
+            parameters = assignments(set_ or []) | analysis.FIXED | options.variants[0]
             target = _started_servers(checkpoint, model_repository, tritonserver, parameters)
         else:
             if checkpoint or model_repository or tritonserver or set_:
@@ -453,7 +511,7 @@ def _started_servers(
     from inflight_client.analyze.target import LocalTarget
 
     options = ServeOptions(
-        checkpoint=_model(checkpoint),
+        checkpoint=model_of(checkpoint),
         model_repository=model_repository,
         tritonserver=tritonserver,
         parameters=parameters,
@@ -491,30 +549,12 @@ def _running_server(
     return RemoteTarget(grpc=url, metrics_url=metrics_url or f"http://{host}:8002/metrics", model=model, api_key=key)
 
 
-def _model(text: str | None) -> Path | ModelName | None:
-    """A MODEL of a command line."""
-    from inflight.hub.model_name import find_name
-
-    return None if text is None else find_name(text) or Path(text)
-
-
 def _openai_options(settings: list[str] | None, **fields: Any) -> OpenAIOptions:
     """Settings from the command line, and further fields of OpenAIOptions."""
     from inflight.errors import ConfigurationError
     from inflight.openai_options import OpenAIOptions
 
     try:
-        return OpenAIOptions(**fields).with_settings(_assignments(settings or [], "--openai-set"))
+        return OpenAIOptions(**fields).with_settings(assignments(settings or [], "--openai-set"))
     except ConfigurationError as error:
         raise fail(str(error), EXIT_USAGE) from None
-
-
-def _assignments(texts: list[str], option: str = "--set") -> dict[str, str]:
-    """{"KEY": "VALUE"} of KEY=VALUE texts."""
-    assigned = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not (key.strip() and equals):
-            raise fail(f"{option} takes KEY=VALUE, got {text!r}", EXIT_USAGE)
-        assigned[key.strip()] = value.strip()
-    return assigned

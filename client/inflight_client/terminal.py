@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -222,6 +222,12 @@ Serving. Ask it{":" if pooled else f", or talk to it at http://{openai}/"}
 
   OpenAI's API: http://{openai}/v1      metrics: http://{openai}/metrics      Ctrl-C stops the server
 """
+
+
+def how_to_ask_several(models: Sequence[str], *, openai: str, metrics: str) -> str:
+    """Where a server of several models is asked. `openai`: "" if it has no OpenAI server."""
+    api = f"  OpenAI's API: http://{openai}/v1, where /v1/models lists them\n" if openai else ""
+    return f"\nServing {', '.join(models)}.\n\n{api}  metrics: http://{metrics}/metrics      Ctrl-C stops the server\n"
 
 
 def how_to_ask_an_encoder(

@@ -44,6 +44,11 @@ class ModelNames:
             return model, LoRARequest(model)
         raise self._unknown(model)
 
+    @property
+    def instead(self) -> str:
+        """What an error about an unknown name says that there is; "" where there is one model."""
+        return f": this server has {', '.join([*self._names, *self._others])}" if self._others else ""
+
     def knows(self, model: str) -> bool:
         """Whether `find` finds it."""
         return model in self._names or self.is_adapter(model)
@@ -87,10 +92,8 @@ class ModelNames:
         return {**card, "parent": parent, "max_model_len": max_model_len}
 
     def _unknown(self, model: str) -> APIError:
-        message = f"The model `{safe_text(model)}` does not exist"
-        if self._others:
-            message += f": this server has {', '.join([*self._names, *self._others])}"
-        return APIError(404, f"{message}.", param="model", code="model_not_found")
+        message = f"The model `{safe_text(model)}` does not exist{self.instead}."
+        return APIError(404, message, param="model", code="model_not_found")
 
     def _has_folder(self, name: str) -> bool:
         """Opens nothing, so that requests are answered even if this process may open no more files."""

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
+from inflight.available_memory import available_memory
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import RankGroup
 from inflight.errors import ConfigurationError
-from inflight.runtime.host_memory import available_memory
 from inflight_kernels import cpu
 from inflight_kernels.quantization import FP8_CAPABILITY
 
@@ -157,6 +157,12 @@ def free_memory(device: torch.device, num_ranks: int) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory() // num_ranks
+
+
+def unused_of_share(device: torch.device, share: float) -> int:
+    """Bytes of this part of a GPU's memory that this process has not taken; negative if it has more."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    return int(share * total) - torch.cuda.memory_reserved(device)
 
 
 HOST_ALLOCATOR = "DefaultCPUAllocator"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inflight.runtime.host_memory import available_memory
+from inflight.available_memory import available_memory
 from inflight.runtime.state_store import SPARE_CPU_BYTES, StateShape, StateStore
 from inflight.runtime.unit_bytes import UnitBytes
 from inflight.scheduler_output import Arrival, Export

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 import inflight_kernels
+from inflight.available_memory import available_memory
 from inflight.block_groups import BlockGroups
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import InsufficientMemory
 from inflight.layers.state import LayerState, StateSpec, TensorSpec, Unit
-from inflight.runtime.device import free_memory, gib
-from inflight.runtime.host_memory import available_memory, occupy
+from inflight.runtime.device import free_memory, gib, unused_of_share
+from inflight.runtime.host_memory import occupy
 from inflight.runtime.staging import to_host_tensor
 from inflight_kernels.cpu import HugePageArena
 
@@ -165,8 +166,12 @@ def count_units(
     """
     limits: list[int] = []
     tokens, fraction = config.max_tokens_in_paged_kv_cache, config.kv_cache_free_gpu_mem_fraction
-    free_bytes = max(free_memory(device, config.num_ranks) - reserved_bytes, 0)
-    cache_bytes = _cache_bytes(device, fraction, free_bytes)
+    free_bytes = free_memory(device, config.num_ranks)
+    if device.type == "cuda" and config.memory_share < 1:
+        # Weights count, too: nobody knows which of the engines on this GPU loads first.
+        free_bytes = min(free_bytes, unused_of_share(device, config.memory_share))
+    free_bytes = max(free_bytes - reserved_bytes, 0)
+    cache_bytes = _cache_bytes(device, fraction, free_bytes, config.memory_share)
     num_snapshots = _count_snapshots(config, shape, groups, cache_bytes)
     slot_bytes = num_slots(config, num_snapshots) * shape.slot_bytes
     if slot_bytes > cache_bytes and not tokens:
@@ -218,12 +223,13 @@ def _check_room(tokens: int, shape: StateShape, free_bytes: int) -> None:
         )
 
 
-def _cache_bytes(device: torch.device, fraction: float, free_bytes: int) -> int:
-    if fraction:
-        return int(fraction * free_bytes)
+def _cache_bytes(device: torch.device, fraction: float, free_bytes: int, share: float) -> int:
+    """`share`: of a host's memory; that of a GPU's is in `free_bytes` already."""
     if device.type == "cuda":
-        return int(DEFAULT_GPU_FRACTION * free_bytes)
-    return min(int(DEFAULT_CPU_FRACTION * free_bytes), MAX_DEFAULT_CPU_BYTES)
+        return int((fraction or DEFAULT_GPU_FRACTION) * free_bytes)
+    if fraction:
+        return int(share * fraction * free_bytes)
+    return int(share * min(DEFAULT_CPU_FRACTION * free_bytes, MAX_DEFAULT_CPU_BYTES))
 
 
 class StateStore:

@@ -9,6 +9,7 @@ from pathlib import Path
 from inflight.hub.model_name import ModelName
 from inflight.openai_options import OpenAIOptions
 from inflight.output_config import Pooled
+from inflight.supervisor.served_model import ServedModel
 
 LOOPBACK = "127.0.0.1"
 
@@ -27,6 +28,8 @@ class Endpoints:
     """Of the OpenAI server."""
     pooled: Pooled = ""
     """What the model gives of a text if it writes none."""
+    models: tuple[str, ...] = ()
+    """The names of several models; `model` is the first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +46,11 @@ class ServeOptions:
     `-unary` behind."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Engine parameters of the model `llm` that replace those in config.pbtxt, e.g. tensor_parallel_size -> "2"."""
+
+    models: tuple[ServedModel, ...] = ()
+    """Several models, each with an engine of its own, instead of `checkpoint`; `parameters` are those of all."""
+    unload_after: float = 0.0
+    """Seconds without a request after which a model that is loaded on demand is unloaded; 0 = never."""
 
     allow_tritonserver: bool = True
     """False: serve OpenAI's API alone, as `openai` says; its server then launches the ranks. No tritonserver is needed,

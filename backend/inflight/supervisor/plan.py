@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import structs
 
+from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
 from inflight.hub.local_checkpoint import fetch_model
 from inflight.hub.model_name import ModelName
-from inflight.openai_options import OpenAIOptions
+from inflight.openai_options import OF_A_MODEL, ModelOptions, OpenAIOptions
 from inflight.run_directory import RUN_DIRECTORY, UNLOADED
 from inflight.supervisor import (
     adoption,
@@ -38,7 +39,9 @@ from inflight.supervisor.options import LOOPBACK, Endpoints, ServeOptions
 from inflight.supervisor.output_pipe import OutputPipe
 from inflight.supervisor.private_directory import explained, private_directory, region_prefix
 from inflight.supervisor.repository import ServedRepository
+from inflight.supervisor.served_model import ServedModel
 from inflight.supervisor.server_record import ServerRecord
+from inflight.supervisor.several_models import write_several
 
 EXIT_TIMEOUT = 5
 """tritonserver's own exit timeout in seconds; requests have been drained before it starts."""
@@ -91,6 +94,8 @@ def make_plan(options: ServeOptions, tell: Callable[[str], None]) -> Iterator[Pl
 
 def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -> Plan:
     server_arguments.check(options.server_arguments)
+    if options.allow_tritonserver and any(model.is_on_demand for model in options.models):
+        raise ConfigurationError("models are loaded on demand by inflight openai alone, not by tritonserver")
     pieces = installation.find(options.tritonserver) if options.allow_tritonserver else None
     has_open_apis = options.open_apis or pieces is None
     api_key = ApiKey.choose(open_apis=has_open_apis, file=options.api_key_file)
@@ -103,8 +108,9 @@ def _plan(options: ServeOptions, directory: Path, tell: Callable[[str], None]) -
             plan = _plan_for(options, server, served, tell, is_adopted=True)
             if plan.janitor.adopt():
                 return plan
-    if served.config is not None and served.config.num_replica_ranks > 1 and served.config.launcher == "mpi":
-        mpi.check_mpi(one_host=not served.config.mpi_hostfile)
+    for config in _engine_configs(served):
+        if config.num_replica_ranks > 1 and config.launcher == "mpi":
+            mpi.check_mpi(one_host=not config.mpi_hostfile)
     listeners = _listeners(options)
     try:
         # `inflight openai` has one port.
@@ -170,6 +176,7 @@ def _plan_for(
             pooled=""
             if (config := served.config) is None
             else find_pooled(Path(config.gpt_model_path), config.score_tokens, config.tokenizer_dir),
+            models=tuple(served.configs),
         ),
         api_key=ApiKey(record.api_key),
         janitor=JanitorProcess(
@@ -221,12 +228,17 @@ def write_repository(
         if options.checkpoint is None:
             # An absolute path tells clients on this machine where the tokenizer is.
             parameters.setdefault("gpt_model_path", str(source / "llm" / "1" / "checkpoint"))
+    api_models = apis.choose(options.apis, installation.find_apis()) if options.apis else {}
+    if options.models:
+        return write_several(
+            source, folder, options.models, parameters=options.parameters, api_models=api_models, fetch=fetch
+        )
     return repository.write(
         source,
         folder,
         checkpoint_folder=options.checkpoint,
         parameters=parameters,
-        api_models=apis.choose(options.apis, installation.find_apis()) if options.apis else None,
+        api_models=api_models,
         fetch=fetch,
     )
 
@@ -236,6 +248,10 @@ def _write_openai_options(
 ) -> None:
     if served.config is None:
         raise ConfigurationError("the OpenAI server needs a model of backend inflight, and the repository has none")
+    if options.models:
+        openai = structs.replace(
+            openai, models=_model_options(options.models, openai, served), unload_after_seconds=options.unload_after
+        )
     structs.replace(
         openai,
         engine=served.engine,
@@ -246,6 +262,44 @@ def _write_openai_options(
         # What is not finished by then is told so before the supervisor's own deadline.
         drain_seconds=0.9 * options.drain_timeout,
     ).write(path)
+
+
+def _model_options(
+    models: Sequence[ServedModel], openai: OpenAIOptions, served: ServedRepository
+) -> list[ModelOptions]:
+    """Of each model, with its own settings. Raises ConfigurationError for names that two models have."""
+    if openai.served_model_names:
+        raise ConfigurationError(
+            "served_model_names is of one of several models: set MODEL:served_model_names, with that model's name"
+        )
+    found = []
+    for model in models:
+        for key in model.settings:
+            if key not in OF_A_MODEL:
+                raise ConfigurationError(f"{key} is of the whole server, not of the model {model.name} alone")
+        own = openai.with_settings(model.settings)
+        names = own.served_model_names if "served_model_names" in model.settings else model.client_names
+        found.append(
+            ModelOptions(
+                engine=model.name,
+                parameters=repository.anywhere(served.configs[model.name]),
+                served_model_names=names,
+                chat_template_kwargs=own.chat_template_kwargs,
+                embedding_pooling=own.embedding_pooling,
+                tool_parser=own.tool_parser,
+                reasoning_parser=own.reasoning_parser,
+                is_on_demand=model.is_on_demand,
+            )
+        )
+    all_names = [name for each in found for name in each.served_model_names]
+    twice = next((name for name in all_names if all_names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"two models are called {twice} for clients: set served_model_names of one of them")
+    return found
+
+
+def _engine_configs(served: ServedRepository) -> Iterable[EngineConfig]:
+    return served.configs.values() or ([] if served.config is None else [served.config])
 
 
 def _arguments(backends: Path, served: ServedRepository, prefix: str) -> tuple[str, ...]:

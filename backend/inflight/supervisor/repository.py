@@ -47,6 +47,8 @@ class ServedRepository:
     """Engines with the inputs input_ids and max_tokens, to which the canary can send a request."""
     config: EngineConfig | None
     """The engine's checked configuration; None if no model is of our backend."""
+    configs: dict[str, EngineConfig] = field(default_factory=dict)
+    """Those of several models' engines, by name; empty if there is one."""
     fetched: dict[str, str] = field(default_factory=dict)
     """Name of a model on the hub -> the folder, or the GGUF file, that is served in its place."""
 
@@ -72,15 +74,7 @@ def write(
     """
     overrides = dict(parameters or {})
     if checkpoint_folder is not None:
-        if isinstance(checkpoint_folder, Path):
-            if find_file(checkpoint_folder) is None:
-                checkpoint.check_folder(checkpoint_folder)  # as it was given
-                checkpoint_folder = checkpoint_folder.resolve()
-            checkpoint_folder = Path(os.path.abspath(checkpoint_folder))
-        overrides["gpt_model_path"] = str(checkpoint_folder)
-        # The dtype in the repository, and the adapters, are for its own checkpoint.
-        for key, value in (("dtype", "auto"), ("max_loras", ""), ("lora_dir", "")):
-            overrides.setdefault(key, value)
+        overrides = of_checkpoint(checkpoint_folder, overrides)
     configs = read(source)
     ours = [name for name, config in configs.items() if config.backend == BACKEND]
     attached = {name: engine for name in ours if (engine := _parameter(configs[name], ENGINE))}
@@ -95,13 +89,8 @@ def write(
     target.mkdir(parents=True)
     fetched: dict[str, str] = {}
     for name, config in configs.items():
-        changes = dict(overrides) if name in engines else {}
-        if name in engines and (named := _named_model(config, changes, source / name)) is not None:
-            fetched[str(named)] = fetched.get(str(named)) or str(fetch(named, {**_parameters(config), **changes}))
-            changes[KEY] = fetched[str(named)]
-        if name in engines:
-            changes |= _folders_of_files(config, changes, source / name)
-        _write_model(source / name, target / name, config, changes)
+        changes = with_files(config, overrides, source / name, fetch, fetched) if name in engines else {}
+        write_model(source / name, target / name, config, changes)
     engine = engines[0] if engines else next(iter(configs))
     for name, model in (api_models or {}).items():
         if name in configs:
@@ -114,10 +103,33 @@ def write(
         models=(*engines, *(name for name in configs if name not in (*ours, *attached))),
         attached=attached,
         engine=engine,
-        answering=tuple(name for name in engines if _takes_token_ids(configs[name])),
-        config=_checked(configs[engine], source / engine) if engines else None,
+        answering=tuple(name for name in engines if takes_token_ids(configs[name])),
+        config=checked(configs[engine], source / engine) if engines else None,
         fetched=fetched,
     )
+
+
+def of_checkpoint(folder: Path | ModelName, parameters: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of an engine that serves this checkpoint. Raises ConfigurationError if there is no such folder."""
+    if isinstance(folder, Path):
+        if find_file(folder) is None:
+            checkpoint.check_folder(folder)  # as it was given
+            folder = folder.resolve()
+        folder = Path(os.path.abspath(folder))
+    # The dtype in the repository, and the adapters, are for its own checkpoint.
+    return {"dtype": "auto", "max_loras": "", "lora_dir": "", **parameters, "gpt_model_path": str(folder)}
+
+
+def with_files(
+    config: ModelConfig, parameters: Mapping[str, str], folder: Path, fetch: Fetch, fetched: dict[str, str]
+) -> dict[str, str]:
+    """An engine's parameters with the folders of what they name: of a model on the hub, which is noted in `fetched`,
+    and of GGUF files. `folder`: the model's in the repository. Raises ConfigurationError."""
+    changes = dict(parameters)
+    if (named := _named_model(config, changes, folder)) is not None:
+        fetched[str(named)] = fetched.get(str(named)) or str(fetch(named, {**_parameters(config), **changes}))
+        changes[KEY] = fetched[str(named)]
+    return changes | _folders_of_files(config, changes, folder)
 
 
 def anywhere(config: EngineConfig) -> dict[str, str]:
@@ -158,7 +170,8 @@ def write_bare_model(source: Path, target: Path, parameters: Mapping[str, str], 
     (target / CONFIG).write_text(text_format.MessageToString(config, as_utf8=True), encoding="utf-8")
 
 
-def _write_model(source: Path, target: Path, config: ModelConfig, overrides: Mapping[str, str]) -> None:
+def write_model(source: Path, target: Path, config: ModelConfig, overrides: Mapping[str, str]) -> None:
+    """Write a model of the repository `source`, with these parameters, into the new folder `target`."""
     if not overrides:
         target.symlink_to(source.resolve())
         return
@@ -211,11 +224,12 @@ def _parameter(config: ModelConfig, key: str) -> str:
     return str(config.parameters[key].string_value) if key in config.parameters else ""
 
 
-def _takes_token_ids(config: ModelConfig) -> bool:
+def takes_token_ids(config: ModelConfig) -> bool:
+    """Whether the canary can ask it."""
     return {"input_ids", "max_tokens"} <= {tensor.name for tensor in config.input}
 
 
-def _checked(config: ModelConfig, folder: Path) -> EngineConfig:
+def checked(config: ModelConfig, folder: Path) -> EngineConfig:
     """Read the parameters as the backend will, so that a wrong one is reported before anything starts."""
     engine = EngineConfig.from_parameters(_parameters(config), newest_version(folder))
     for key in ("moe_expert_parallel_size", "pipeline_parallel_size"):

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from inflight import available_memory as memory
+from inflight.available_memory import available_memory
 from inflight.config import EngineConfig
 from inflight.distributed.rank_group import SingleRank
 from inflight.errors import ConfigurationError, InsufficientMemory
 from inflight.layers.attention import KeyValueSpec
-from inflight.runtime import host_memory, state_store
+from inflight.runtime import state_store
 from inflight.runtime.device import free_memory, resident_memory
-from inflight.runtime.host_memory import available_memory
 from inflight.runtime.loading import RankResources, load_engine
 from inflight.runtime.state_store import SPARE_CPU_BYTES, StateShape, StateStore
 
@@ -123,9 +124,9 @@ def write_group(folder: Path, limit: str, used: int, files: int, *, version: int
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty root of control groups, with plenty of memory on the machine."""
-    monkeypatch.setattr(host_memory, "CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(host_memory, "OWN_CGROUPS", tmp_path / "own")
-    monkeypatch.setattr(host_memory, "_host_available", lambda: 10**12)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "_host_available", lambda: 10**12)
     return tmp_path / "cgroup"
 
 

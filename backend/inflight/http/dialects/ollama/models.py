@@ -58,7 +58,8 @@ class OllamaModels:
         try:
             return self._service.names.find(name.removesuffix(LATEST))
         except APIError as error:
-            raise APIError(error.status, f"model '{safe_text(name)}' not found") from None
+            instead = self._service.names.instead
+            raise APIError(error.status, f"model '{safe_text(name)}' not found{instead}") from None
 
     async def _tags(self, scope: Scope, receive: Receive, send: Send) -> int:
         self._service.guard.check_key(scope)

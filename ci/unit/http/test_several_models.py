@@ -1,0 +1,287 @@
+"""A server of several models: whatever dialect a request comes in, it goes to the model that it names.
+
+pytest ci/unit/http/test_several_models.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import ollama
+import openai
+import played_encoder
+import pytest
+from fake_tokenizer import byte_tokenizer
+from openai_server import CLIENT, PlayedEngine, checkpoint_folder, say, serving, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+
+from inflight.config import EngineConfig
+from inflight.errors import ConfigurationError, EngineUnavailable
+from inflight.executor.front.front import NOT_AVAILABLE, Front
+from inflight.http.model import Model
+from inflight.http.model_engine import ModelEngine
+from inflight.http.model_names import CONFIG
+from inflight.http.serve import OpenAIServer, listen
+from inflight.openai_options import ModelOptions, OpenAIOptions
+from inflight.request_limits import RequestLimits
+
+
+class LoadedEngine(PlayedEngine):
+    """One whose load the test lets go on, or fail."""
+
+    def __init__(self, loads: Loads, text: str) -> None:
+        super().__init__(say(text))
+        self._loads = loads
+        self.ready = False
+
+    @property
+    def limits(self) -> RequestLimits:
+        if not self.ready:
+            raise EngineUnavailable(NOT_AVAILABLE)
+        return super().limits
+
+    def start(self) -> None:
+        self._loads.begun += 1
+        assert self._loads.may_end.wait(50)
+        if self._loads.failure:
+            self.shutdown()
+            raise ConfigurationError(self._loads.failure)
+        self.ready = True
+
+    def shutdown(self) -> None:
+        self._loads.ended += self.ready
+        super().shutdown()
+        self.ready = False
+
+
+@dataclass
+class Loads:
+    begun: int = 0
+    ended: int = 0
+    failure: str = ""
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass
+class Several:
+    url: str
+    loads: Loads
+    """Of the model `late`, which is loaded on demand."""
+
+    def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
+        return CLIENT.post(f"{self.url}{path}", content=json.dumps(body).encode(), **options)
+
+    def get(self, path: str) -> httpx.Response:
+        return CLIENT.get(f"{self.url}{path}")
+
+    def complete(self, model: str, **body: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"model": model, "prompt": "ab", "max_tokens": 64, **body})
+
+
+@contextlib.contextmanager
+def several(folder: Path, *, adapters: str = "", **options: Any) -> Iterator[Several]:
+    """A model that writes text, with adapters, one that makes vectors, and one on demand."""
+    names = ("writer", "vectors", "late")
+    checkpoint = checkpoint_folder(folder)
+    settings = OpenAIOptions(
+        port=0,
+        drain_seconds=1.0,
+        models=[ModelOptions(engine=name, is_on_demand=name == "late") for name in names],
+        **options,
+    )
+    models = [
+        Model(
+            each,
+            EngineConfig(gpt_model_path=str(checkpoint), lora_dir=adapters if each.engine == "writer" else ""),
+            played_encoder.tokenizer() if each.engine == "vectors" else byte_tokenizer(),
+        )
+        for each in settings.of_each()
+    ]
+    loads = Loads()
+    played: dict[str, Front] = {"writer": PlayedEngine(say("text of writer")), "vectors": played_encoder.engine()}
+    engines = [ModelEngine(name, lambda front=front: front, PlayedEngine) for name, front in played.items()]  # type: ignore[misc]
+    late = ModelEngine("late", lambda: LoadedEngine(loads, "text of late"), PlayedEngine, is_on_demand=True)
+    with serving(OpenAIServer(settings, models), [*engines, late], settings) as url:
+        yield Several(url, loads)
+        loads.may_end.set()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Several]:
+    folder = tmp_path_factory.mktemp("several")
+    (folder / "adapters" / "pirate").mkdir(parents=True)
+    (folder / "adapters" / "pirate" / CONFIG).write_text("{}")
+    with several(folder / "checkpoint", adapters=str(folder / "adapters"), allow_lora_updates=True) as server:
+        yield server
+
+
+class TestRouting:
+    def test_openais_clients_reach_each_model(self, shared: Several) -> None:
+        with openai.OpenAI(base_url=f"{shared.url}/v1", api_key="none") as client:
+            completion = client.completions.create(model="writer", prompt="a", max_tokens=64)
+            assert completion.choices[0].text == "text of writer"
+            vector = client.embeddings.create(model="vectors", input="aab", encoding_format="float").data[0].embedding
+            assert vector == pytest.approx([2 / 5**0.5, 1 / 5**0.5, 0, 0])
+            listed = {model.id: model for model in client.models.list()}
+            assert list(listed) == ["writer", "pirate", "vectors", "late"]
+            assert client.models.retrieve("vectors").id == "vectors"
+            with pytest.raises(openai.NotFoundError, match="this server has writer, vectors, late"):
+                client.models.retrieve("gpt-5")
+        cards = {card["id"]: card for card in shared.get("/v1/models").json()["data"]}
+        assert cards["pirate"]["parent"] == "writer" and cards["late"]["max_model_len"] is None
+
+    def test_ollamas_clients_see_all_models(self, shared: Several) -> None:
+        client = ollama.Client(shared.url)
+        assert [model.model for model in client.list().models] == ["writer", "pirate", "vectors", "late"]
+        assert [model.model for model in client.ps().models] == ["writer", "vectors"]
+        answer = client.chat("writer:latest", [{"role": "user", "content": "hi"}])
+        assert answer.message.content == "text of writer"
+        assert client.embed("vectors", "b").embeddings == [[0, 1, 0, 0]]
+        with pytest.raises(ollama.ResponseError, match="model 'x' not found: this server has writer, vectors, late"):
+            client.chat("x", [{"role": "user", "content": "hi"}])
+
+    def test_anthropics_clients_reach_each_model(self, shared: Several) -> None:
+        asked: Any = {"max_tokens": 64, "messages": [{"role": "user", "content": "hi"}]}
+        with anthropic.Anthropic(base_url=shared.url, api_key="none", max_retries=0) as client:
+            (block,) = client.messages.create(model="writer", **asked).content
+            assert block.type == "text" and block.text == "text of writer"
+            with pytest.raises(anthropic.NotFoundError, match="this server has writer, vectors, late"):
+                client.messages.create(model="x", **asked)
+            with pytest.raises(anthropic.BadRequestError):
+                client.messages.create(model="vectors", **asked)
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/tokenize", "/rerank", "/api/chat"])
+    @pytest.mark.parametrize("named", [{}, {"model": None}, {"model": ""}])
+    def test_without_a_name_there_is_one_sentence(self, shared: Several, path: str, named: dict[str, Any]) -> None:
+        response = shared.post(path, {"prompt": "a", "input": "a", **named})
+        assert response.status_code == 400
+        assert "model is missing: name one of writer, vectors, late" in response.text
+
+    def test_a_wrong_body_is_refused_as_ever(self, shared: Several) -> None:
+        assert CLIENT.post(f"{shared.url}/v1/completions", content=b"{").status_code == 400
+        wrong = shared.post("/v1/completions", {"model": 5, "prompt": "a"})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "model")
+        assert shared.get("/v1/completions").status_code == 405
+
+    def test_an_adapter_is_its_bases(self, shared: Several, tmp_path: Path) -> None:
+        answer = shared.complete("pirate").json()
+        assert (answer["model"], answer["choices"][0]["text"]) == ("pirate", "text of writer")
+        order = {"lora_name": "poet", "lora_path": str(tmp_path)}
+        assert "model is missing" in shared.post("/v1/load_lora_adapter", order).text
+        assert shared.post("/v1/load_lora_adapter", {**order, "model": "writer"}).status_code == 200
+        assert "poet" in [card["id"] for card in shared.get("/v1/models").json()["data"]]
+        assert shared.complete("poet").json()["model"] == "poet"
+        taken = shared.post("/v1/load_lora_adapter", {**order, "lora_name": "vectors", "model": "writer"})
+        assert (taken.status_code, "exists already" in taken.text) == (400, True)
+        assert shared.post("/v1/unload_lora_adapter", {"lora_name": "poet"}).status_code == 200
+        assert shared.complete("poet").status_code == 404
+
+    def test_a_conversation_may_change_its_model_no_path_its_owner(self, shared: Several) -> None:
+        kept = shared.post("/v1/responses", {"model": "writer", "input": "hi"}).json()
+        assert shared.get(f"/v1/responses/{kept['id']}").json()["model"] == "writer"
+        assert shared.get("/v1/responses/unknown").status_code == 404
+
+    def test_metrics_have_a_label_for_each_model(self, shared: Several) -> None:
+        shared.complete("writer", max_tokens=5)
+        shared.post("/v1/embeddings", {"model": "vectors", "input": "abc"})
+        families = {family.name: family for family in text_string_to_metric_families(shared.get("/metrics").text)}
+        tokens = {each.labels["model"]: each.value for each in families["inflight_openai_prompt_tokens"].samples}
+        assert tokens["writer"] > 0 and tokens["vectors"] > 0
+        generated = {each.labels["model"]: each.value for each in families["inflight_openai_generated_tokens"].samples}
+        assert generated["writer"] >= 5 and generated["vectors"] == 0
+        described = {each.labels["model"] for each in families["inflight_engine_info"].samples}
+        assert described == {"writer", "vectors"}
+        text = shared.get("/metrics").text
+        assert text.count("# TYPE inflight_guided_answers_checked_total") == 1
+
+    def test_the_page_watches_the_model_that_it_is_asked_for(self, shared: Several) -> None:
+        with CLIENT.stream("GET", f"{shared.url}/events?model=vectors") as response:
+            assert response.status_code == 200
+        unknown = shared.get("/events?model=x")
+        assert (unknown.status_code, "there are writer, vectors, late" in unknown.text) == (404, True)
+
+
+class TestOnDemand:
+    def test_first_requests_share_one_load_and_others_do_not_wait(self, tmp_path: Path) -> None:
+        with several(tmp_path) as server, ThreadPoolExecutor(4) as threads:
+            assert server.get("/health").status_code == 200 and server.loads.begun == 0
+            asking = [threads.submit(server.complete, "late") for _ in range(4)]
+            wait_until(lambda: server.loads.begun > 0)
+            assert server.complete("writer").status_code == 200
+            assert not any(each.done() for each in asking)
+            server.loads.may_end.set()
+            assert [each.result().json()["choices"][0]["text"] for each in asking] == ["text of late"] * 4
+            assert server.loads.begun == 1
+
+    def test_a_load_that_fails_is_one_sentence_and_not_tried_at_once(self, tmp_path: Path) -> None:
+        with several(tmp_path) as server:
+            server.loads.failure = "there is no room"
+            server.loads.may_end.set()
+            answers = [server.complete("late") for _ in range(6)]
+            assert {each.status_code for each in answers} == {503}
+            assert {each.json()["error"]["message"] for each in answers} == {
+                "the model late was not loaded: there is no room"
+            }
+            assert server.loads.begun == 2  # after the second one there is a pause
+            assert server.complete("writer").status_code == 200
+
+    def test_an_idle_one_is_unloaded_and_loaded_again(self, tmp_path: Path) -> None:
+        with several(tmp_path, unload_after_seconds=0.05) as server:
+            server.loads.may_end.set()
+            for count in (1, 2):
+                assert server.complete("late").status_code == 200
+                wait_until(lambda: server.loads.ended == server.loads.begun)
+                assert server.loads.begun == count
+                assert server.get("/health").status_code == 200
+            assert server.complete("writer").status_code == 200
+
+    async def test_one_in_use_is_not_unloaded(self) -> None:
+        loads = Loads()
+        loads.may_end.set()
+        engine = ModelEngine("late", lambda: LoadedEngine(loads, ""), PlayedEngine, is_on_demand=True)
+        engine.open(asyncio.get_running_loop())
+        async with engine.in_use():
+            await engine.unload()
+            assert engine.is_loaded and engine.is_well() and not engine.seconds_idle()
+        await engine.unload()
+        assert not engine.is_loaded and engine.is_well() and loads.ended == 1
+        await engine.load()
+        assert engine.is_loaded and loads.begun == 2
+        await engine.close()
+
+    async def test_a_client_that_gives_up_takes_the_load_from_nobody(self) -> None:
+        loads = Loads()
+        engine = ModelEngine("late", lambda: LoadedEngine(loads, ""), PlayedEngine, is_on_demand=True)
+        engine.open(asyncio.get_running_loop())
+        first, second = (asyncio.create_task(engine.load()) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        loads.may_end.set()
+        await second
+        assert engine.is_loaded and loads.begun == 1 and first.cancelled()
+        await engine.close()
+
+
+async def test_the_server_ends_if_what_it_loads_at_the_start_fails(tmp_path: Path) -> None:
+    settings = OpenAIOptions(port=0, models=[ModelOptions(engine="a"), ModelOptions(engine="b")])
+    config = EngineConfig(gpt_model_path=str(checkpoint_folder(tmp_path)))
+    loads = Loads(failure="it is too large")
+    loads.may_end.set()
+    failing = ModelEngine("b", lambda: LoadedEngine(loads, ""), PlayedEngine)
+    engines = [ModelEngine("a", PlayedEngine, PlayedEngine), failing]
+    server = OpenAIServer(settings, [Model(each, config, byte_tokenizer()) for each in settings.of_each()])
+    told: list[str] = []
+    words = "the model b was not loaded: it is too large"
+    with listen(settings.host, settings.port) as listener, pytest.raises(ConfigurationError, match=words):
+        await server.run(engines, listener, told.append)
+    assert told == []
