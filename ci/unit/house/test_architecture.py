@@ -45,6 +45,8 @@ WIRE_ENDS = frozenset({"front", "launchers", "rank"})
 DIALECTS = frozenset({"openai", "anthropic", "ollama", "cohere"})
 ROOF = frozenset({"inflight.http.app", "inflight.http.serve"})
 """Modules of the HTTP server that put its dialects together."""
+ENGINE_COMMANDS = frozenset({"inflight_client.engine_commands", "inflight_client.model_arguments"})
+"""Modules of the client whose commands run the engine."""
 KERNEL_USERS = frozenset({"runtime", "models", "layers", "distributed"})
 GROUND = "ground floor"
 ENTRANCES = {"inflight.worker": "executor"}
@@ -189,7 +191,7 @@ def client_stands_alone(source: Source) -> Iterator[str]:
     """The commands that run the engine alone may reach it, and only when they run."""
     if source.room == "inflight_client" or source.path.startswith("client/examples/"):
         for each in source.imports_itself("inflight", "inflight_kernels"):
-            if each.at_import_time or source.module != "inflight_client.engine_commands":
+            if each.at_import_time or source.module not in ENGINE_COMMANDS:
                 yield f"{source.path}:{each.line}: the client imports {each.module}"
     elif source.room != "ci":
         for each in source.imports_itself("inflight_client"):

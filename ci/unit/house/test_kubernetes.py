@@ -97,7 +97,7 @@ def test_the_commands_start_ranks_that_the_server_takes(file: Path, tmp_path: Pa
     parameters = dict(assignment.split("=") for assignment in options["set_"] or ())
     if tensor_parallel_size := options["tensor_parallel_size"]:
         parameters["tensor_parallel_size"] = str(tensor_parallel_size)
-    folder = options["checkpoint"]
+    folder = next(iter(options["models"] or ()), None)
     front = repository.write(MODELS, tmp_path / "models", checkpoint_folder=folder, parameters=parameters).config
     scripts = [resource["data"]["ranks.sh"] for resource in load(file) if resource["kind"] == "ConfigMap"]
     assert front is not None and (front.executor == "external") == bool(scripts)
