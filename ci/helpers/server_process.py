@@ -33,6 +33,7 @@ from inflight.run_directory import RUN_DIRECTORY
 from inflight.supervisor import processes
 from inflight.supervisor.options import Endpoints, ServeOptions
 from inflight.supervisor.serve import serve
+from inflight.supervisor.served_model import of_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL_REPOSITORY = ROOT / "model_repository"
@@ -61,6 +62,7 @@ class ServerProcess:
         # And none adopts the server of another one that was killed.
         usual = {name: free_port() for name in ("http_port", "grpc_port", "metrics_port")}
         usual |= {"canary_period": 0.0, "adopt_timeout": 0.0, "log_file": str(self._log_path)}
+        # Several `models` are texts of a command line, [NAME=]MODEL; `shares` are theirs.
         if "model_repository" not in options:
             usual["parameters"] = {**SMALL_CACHE, **CHECKED, **options.pop("parameters", {})}
         self.options: dict[str, Any] = {**usual, **options}
@@ -286,6 +288,8 @@ def main(arguments: str) -> int:
     os.set_inheritable(descriptor, False)
     if "checkpoint" in options:
         options["checkpoint"] = find_name(options["checkpoint"]) or Path(options["checkpoint"])
+    if "models" in options:
+        options["models"] = of_arguments(options["models"], shares=options.pop("shares", {}))
     for name in ("model_repository", "tritonserver", "log_file", "api_key_file"):
         if options.get(name) is not None:
             options[name] = Path(options[name])
