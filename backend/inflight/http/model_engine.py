@@ -20,6 +20,9 @@ from inflight.http.dispatcher import Dispatcher
 logger = logging.getLogger(__name__)
 
 
+Room = Callable[["ModelEngine"], contextlib.AbstractAsyncContextManager[object]]
+
+
 class ModelEngine:
     """To be used on the event loop's thread, but for `__init__`."""
 
@@ -44,6 +47,7 @@ class ModelEngine:
         self._dispatcher: Dispatcher | None = None
         self._is_loaded = is_loaded
         self._is_closed = False
+        self._room: Room = contextlib.nullcontext
         self._change: asyncio.Task[None] | None = None
         """A load or an unload that is going on."""
         self._num_users = 0
@@ -57,8 +61,11 @@ class ModelEngine:
         if not self.is_on_demand and isinstance(self._first_front, RemoteFront):
             self._first_front.begin()
 
-    def open(self, loop: asyncio.AbstractEventLoop) -> Dispatcher:
-        """To be called once, before anything else."""
+    def open(self, loop: asyncio.AbstractEventLoop, room: Room | None = None) -> Dispatcher:
+        """To be called once, before anything else. `room`: held while the engine is loaded on demand; it raises
+        ConfigurationError if there is none."""
+        if room is not None and self.is_on_demand:
+            self._room = room
         assert self._first_front is not None, "it is open"
         self._dispatcher, self._first_front = Dispatcher(self._first_front, loop), None
         self._dispatcher.start()
@@ -137,12 +144,9 @@ class ModelEngine:
 
     async def _load(self) -> None:
         try:
-            if not self.front.can_enqueue_requests():  # it was unloaded, or has failed
-                self.dispatcher.follow(await asyncio.to_thread(self._make_front))
+            async with self._room(self):
+                await self._start()
             front = self.front
-            if self._is_closed:
-                await asyncio.to_thread(front.shutdown)
-            await asyncio.to_thread(front.start)
             self._is_loaded, self._next_try = True, 0.0
             self._backoff.succeeded()
             logger.info("engine %s: %s", self.name, front.description.summary(front.limits))
@@ -155,6 +159,13 @@ class ModelEngine:
         finally:
             self._change = None
             self._idle_since = time.monotonic()
+
+    async def _start(self) -> None:
+        if not self.front.can_enqueue_requests():  # it was unloaded, or has failed
+            self.dispatcher.follow(await asyncio.to_thread(self._make_front))
+        if self._is_closed:
+            await asyncio.to_thread(self.front.shutdown)
+        await asyncio.to_thread(self.front.start)
 
     async def _unload(self) -> None:
         self._is_loaded = False

@@ -36,6 +36,7 @@ from inflight.http.engine_front import make_front, open_front, with_statistics
 from inflight.http.engine_metrics import AllEngines, EngineMetrics
 from inflight.http.guard import Guard
 from inflight.http.http_server import HttpServer
+from inflight.http.memory_room import MemoryRoom
 from inflight.http.metrics import ServerMetrics
 from inflight.http.model import Model
 from inflight.http.model_engine import ModelEngine
@@ -45,6 +46,7 @@ from inflight.http.service import Service
 from inflight.http.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions
 from inflight.request_spans import open_spans
+from inflight.weight_bytes import host_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +159,9 @@ class OpenAIServer:
         """Serve the models, whose `engines` these are, until a signal, or until `stop` is set. `ready` is called with
         host:port once all are loaded that are not loaded on demand. Raises ConfigurationError if one of them fails."""
         loop = asyncio.get_running_loop()
+        room = MemoryRoom(engines, {each.options.engine: host_bytes(each.config) for each in self._models})
         for engine in engines:
-            engine.open(loop)
+            engine.open(loop, room.held)
         threads, feeds = TextThreads(), {engine.name: BatchFeed(engine.attach) for engine in engines}
         stop, hurry = stop or asyncio.Event(), asyncio.Event()
         try:

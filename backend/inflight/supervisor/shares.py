@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from inflight.available_memory import available_memory
-from inflight.checkpoint_files import GGUF, GGUF_PARTS
 from inflight.config import EngineConfig
 from inflight.config_ranks import STARTED_OUTSIDE
 from inflight.errors import ConfigurationError
-
-WEIGHTS = ("*.safetensors", GGUF, GGUF_PARTS)
-LEAST = {"int8": 4, "fp8": 4, "int4": 8}
-"""By how much weights of floats become smaller at most that are quantised while they are read."""
-GPU = Path("/dev/nvidiactl")
+from inflight.weight_bytes import host_bytes
 
 
 def share_cores(
@@ -59,7 +53,7 @@ def check_memory(
     """Raise ConfigurationError if the weights on the host's memory do not fit: of all engines that are loaded at the
     start, or beside these of any one that is loaded `on_demand`. `available`: bytes; None = of this machine."""
     free = available_memory() if available is None else available
-    sizes = {name: weight_bytes(config) for name, config in engines.items() if _is_here(config) and _is_on_host(config)}
+    sizes = {name: host_bytes(config) for name, config in engines.items() if _is_here(config)}
     lasting = {name: size for name, size in sizes.items() if name not in on_demand}
     largest = max((name for name in sizes if name in on_demand), key=sizes.__getitem__, default=None)
     needed = {**lasting, **({} if largest is None else {largest: sizes[largest]})}
@@ -71,20 +65,9 @@ def check_memory(
         )
 
 
-def weight_bytes(config: EngineConfig) -> int:
-    """That the weights take at least; 0 where the checkpoint has no files of them."""
-    folder = Path(config.gpt_model_path)
-    files = {path for pattern in WEIGHTS for path in folder.glob(pattern) if path.is_file()}
-    return sum(path.stat().st_size for path in files) // LEAST.get(config.quantization, 1)
-
-
 def _is_here(config: EngineConfig) -> bool:
     """Whether the server starts the ranks, on this machine alone."""
     return config.executor not in STARTED_OUTSIDE and config.launcher != "ray" and not config.mpi_hostfile
-
-
-def _is_on_host(config: EngineConfig) -> bool:
-    return config.device == "cpu" or (config.device == "auto" and not GPU.exists())
 
 
 def _gib(num_bytes: int) -> str:

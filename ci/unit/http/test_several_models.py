@@ -28,12 +28,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, EngineUnavailable
 from inflight.executor.front.front import NOT_AVAILABLE, Front
+from inflight.http import memory_room
+from inflight.http.memory_room import MemoryRoom
 from inflight.http.model import Model
 from inflight.http.model_engine import ModelEngine
 from inflight.http.model_names import CONFIG
 from inflight.http.serve import OpenAIServer, listen
 from inflight.openai_options import ModelOptions, OpenAIOptions
 from inflight.request_limits import RequestLimits
+
+GIB = 2**30
 
 
 class LoadedEngine(PlayedEngine):
@@ -270,6 +274,73 @@ class TestOnDemand:
         await second
         assert engine.is_loaded and loads.begun == 1 and first.cancelled()
         await engine.close()
+
+
+class TestRoom:
+    @pytest.fixture
+    def free(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """GiB of a machine, before the engines take theirs."""
+        total = [0]
+        monkeypatch.setattr(memory_room, "available_memory", lambda: total[0] * GIB)
+        return total
+
+    def engines(self, free: list[int], *names: str) -> tuple[dict[str, ModelEngine], Loads]:
+        """Each takes 2 GiB."""
+        loads = Loads()
+        loads.may_end.set()
+        made = {name: ModelEngine(name, lambda: Sized(loads, free), PlayedEngine, is_on_demand=True) for name in names}
+        room = MemoryRoom([*made.values()], dict.fromkeys(made, 2 * GIB))
+        for engine in made.values():
+            engine.open(asyncio.get_running_loop(), room.held)
+        return made, loads
+
+    async def test_the_one_idle_longest_is_unloaded_first(self, free: list[int]) -> None:
+        free[0] = 5
+        made, _ = self.engines(free, "a", "b", "c")
+        for name in ("a", "b", "a", "c"):
+            async with made[name].in_use():
+                pass
+        assert [name for name, engine in made.items() if engine.is_loaded] == ["a", "c"]
+        await asyncio.gather(*(engine.close() for engine in made.values()))
+
+    async def test_what_is_in_use_stays_and_the_refusal_has_the_figures(self, free: list[int]) -> None:
+        free[0] = 3
+        made, loads = self.engines(free, "a", "b")
+        async with made["a"].in_use():
+            with pytest.raises(EngineUnavailable) as caught:
+                await made["b"].load()
+        assert str(caught.value) == (
+            "the model b was not loaded: its weights take 2.00 GiB and 1.00 GiB of memory are available beside the "
+            "models that are in use"
+        )
+        assert made["a"].is_loaded and loads.begun == 1
+        await made["b"].load()
+        assert made["b"].is_loaded and not made["a"].is_loaded
+        await asyncio.gather(*(engine.close() for engine in made.values()))
+
+    async def test_two_loads_do_not_get_the_same_memory(self, free: list[int]) -> None:
+        free[0] = 3
+        made, loads = self.engines(free, "a", "b")
+        results = await asyncio.gather(*(engine.load() for engine in made.values()), return_exceptions=True)
+        assert [isinstance(each, EngineUnavailable) for each in results] == [False, True]
+        assert loads.begun == 1
+        await asyncio.gather(*(engine.close() for engine in made.values()))
+
+
+class Sized(LoadedEngine):
+    """One that takes 2 GiB."""
+
+    def __init__(self, loads: Loads, free: list[int]) -> None:
+        super().__init__(loads, "")
+        self._free = free
+
+    def start(self) -> None:
+        super().start()
+        self._free[0] -= 2
+
+    def shutdown(self) -> None:
+        self._free[0] += 2 * self.ready
+        super().shutdown()
 
 
 async def test_the_server_ends_if_what_it_loads_at_the_start_fails(tmp_path: Path) -> None:
