@@ -44,6 +44,8 @@ def served(
         if share or of_models or of_served or pinned:
             raise fail("--share, --pin and NAME: are for several models, or one that is named NAME=MODEL", EXIT_USAGE)
         return {"checkpoint": model_of(given[0] if given else None)}
+    if not given:
+        raise fail("--load-on-demand needs models: name at least one", EXIT_USAGE)
     try:
         found = of_arguments(
             given,

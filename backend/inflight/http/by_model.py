@@ -1,4 +1,4 @@
-"""One dialect on a server of several models: each request goes to the model that it names.
+"""One dialect on a server of several models, or of one that is loaded on demand: each request goes to the model that it names.
 
 Every model has its dialects, which know of no others. What has no body asks for no model: lists, which each of them
 makes of all models, and responses that are kept.
@@ -77,6 +77,8 @@ class ByModel:
         if asked:
             wanted = (asked, asked.removesuffix(LATEST))
             return next((index for name in wanted for index, each in enumerate(names) if each.knows(name)), None)
+        if len(names) == 1:
+            return 0
         for index, each in enumerate(names):
             if named.lora_name and each.is_adapter(named.lora_name):
                 return index

@@ -24,11 +24,13 @@ from inflight.http.guard import Guard
 from inflight.http.metrics import ModelMetrics
 from inflight.http.model_names import ModelNames
 from inflight.http.pooled_runner import PooledRunner
+from inflight.http.room import Needs
 from inflight.http.service import Service
 from inflight.http.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions
 from inflight.request_spans import RequestSpans
 from inflight.text.tokenizer import Tokenizer
+from inflight.weight_bytes import host_bytes
 
 
 class Model:
@@ -53,6 +55,12 @@ class Model:
         self._vector_of = pooling or find_pooling(checkpoint)
         self._score_of = find_activation(checkpoint)
         self._text_prompts = find_prompts(checkpoint, is_pooling_set=bool(pooling))
+
+    @property
+    def needs(self) -> Needs:
+        """What its engine takes of the host."""
+        num_threads = self.config.num_threads * self.config.num_ranks
+        return Needs(num_bytes=host_bytes(self.config), num_threads=num_threads)
 
     def service(
         self,

@@ -20,7 +20,7 @@ from inflight.http.dispatcher import Dispatcher
 logger = logging.getLogger(__name__)
 
 
-Room = Callable[["ModelEngine"], contextlib.AbstractAsyncContextManager[object]]
+HeldRoom = Callable[["ModelEngine"], contextlib.AbstractAsyncContextManager[object]]
 
 
 class ModelEngine:
@@ -47,7 +47,7 @@ class ModelEngine:
         self._dispatcher: Dispatcher | None = None
         self._is_loaded = is_loaded
         self._is_closed = False
-        self._room: Room = contextlib.nullcontext
+        self._room: HeldRoom = contextlib.nullcontext
         self._change: asyncio.Task[None] | None = None
         """A load or an unload that is going on."""
         self._num_users = 0
@@ -61,7 +61,7 @@ class ModelEngine:
         if not self.is_on_demand and isinstance(self._first_front, RemoteFront):
             self._first_front.begin()
 
-    def open(self, loop: asyncio.AbstractEventLoop, room: Room | None = None) -> Dispatcher:
+    def open(self, loop: asyncio.AbstractEventLoop, room: HeldRoom | None = None) -> Dispatcher:
         """To be called once, before anything else. `room`: held while the engine is loaded on demand; it raises
         ConfigurationError if there is none."""
         if room is not None and self.is_on_demand:

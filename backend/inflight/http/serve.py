@@ -36,17 +36,16 @@ from inflight.http.engine_front import make_front, open_front, with_statistics
 from inflight.http.engine_metrics import AllEngines, EngineMetrics
 from inflight.http.guard import Guard
 from inflight.http.http_server import HttpServer
-from inflight.http.memory_room import MemoryRoom
 from inflight.http.metrics import ServerMetrics
 from inflight.http.model import Model
 from inflight.http.model_engine import ModelEngine
 from inflight.http.page.feed import BatchFeed
 from inflight.http.rate_limit import RateLimit
+from inflight.http.room import Room
 from inflight.http.service import Service
 from inflight.http.text_threads import TextThreads
 from inflight.openai_options import OpenAIOptions
 from inflight.request_spans import open_spans
-from inflight.weight_bytes import host_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +158,7 @@ class OpenAIServer:
         """Serve the models, whose `engines` these are, until a signal, or until `stop` is set. `ready` is called with
         host:port once all are loaded that are not loaded on demand. Raises ConfigurationError if one of them fails."""
         loop = asyncio.get_running_loop()
-        room = MemoryRoom(engines, {each.options.engine: host_bytes(each.config) for each in self._models})
+        room = Room(engines, {each.options.engine: each.needs for each in self._models})
         for engine in engines:
             engine.open(loop, room.held)
         threads, feeds = TextThreads(), {engine.name: BatchFeed(engine.attach) for engine in engines}
@@ -222,7 +221,7 @@ class OpenAIServer:
         store = ResponseStore(self._options.max_stored_responses, self._options.max_stored_response_bytes)
         of_models = [self._dialects(service, store) for service in services]
         dialects: Sequence[Dialect] = of_models[0]
-        if len(engines) > 1:
+        if len(engines) > 1 or engines[0].is_on_demand:
             dialects = [ByModel(each, services, engines, self._guard) for each in zip(*of_models, strict=True)]
         return App(dialects, engines=engines, guard=self._guard, metrics=metrics, feeds=feeds).routes()
 

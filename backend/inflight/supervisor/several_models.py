@@ -48,8 +48,9 @@ def write_several(
         changes[model.name] = repository.with_files(found[engines[0]], asked, folder, fetch, fetched)
         configs[model.name] = _config(found[engines[0]], changes[model.name], folder)
     weights = {model.name: model.share for model in models}
-    threads, memory = shares.share_cores(configs, weights), shares.share_memory(weights)
-    shares.check_memory(configs, frozenset(model.name for model in models if model.is_on_demand))
+    on_demand = frozenset(model.name for model in models if model.is_on_demand)
+    threads, memory = shares.share_cores(configs, weights, on_demand=on_demand), shares.share_memory(weights)
+    shares.check_memory(configs, on_demand)
     target.mkdir(parents=True)
     for name, each in changes.items():
         if name in threads:

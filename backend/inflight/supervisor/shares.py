@@ -16,15 +16,28 @@ from inflight.weight_bytes import host_bytes
 
 
 def share_cores(
-    engines: Mapping[str, EngineConfig], weights: Mapping[str, float], num_cores: int | None = None
+    engines: Mapping[str, EngineConfig],
+    weights: Mapping[str, float],
+    num_cores: int | None = None,
+    on_demand: frozenset[str] = frozenset(),
 ) -> dict[str, int]:
     """Threads of each rank of each engine whose ranks compute on this machine's cores: at least one, those that
-    `num_threads` names, and the rest by weight. `num_cores`: None = those that this process may use. Raises
-    ConfigurationError if there are more ranks than cores."""
+    `num_threads` names, and the rest by weight. `num_cores`: None = those that this process may use. If there are not
+    enough for all, those that are loaded `on_demand` are planned as if one of them served at a time: whoever loads them
+    sees to it that no more do than fit. Raises ConfigurationError if there are more ranks than cores."""
     cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
     here = {name: config for name, config in engines.items() if _is_here(config)}
     threads = {name: max(config.num_threads, 1) for name, config in here.items()}
     taken = sum(threads[name] * config.num_ranks for name, config in here.items())
+    pooled = [name for name in here if name in on_demand]
+    if taken > cores and len(pooled) > 1:
+        largest = max(pooled, key=lambda name: threads[name] * here[name].num_ranks)
+        planned = share_cores(
+            {name: config for name, config in here.items() if name == largest or name not in on_demand}, weights, cores
+        )
+        part = planned[largest] * here[largest].num_ranks
+        of_pool = {name: here[name].num_threads or part // here[name].num_ranks for name in pooled}
+        return {name: planned.get(name) or of_pool[name] for name in here}
     if taken > cores:
         each = ", ".join(f"{name} {threads[name] * config.num_ranks}" for name, config in here.items())
         raise ConfigurationError(

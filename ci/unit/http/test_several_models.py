@@ -28,11 +28,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, EngineUnavailable
 from inflight.executor.front.front import NOT_AVAILABLE, Front
-from inflight.http import memory_room
-from inflight.http.memory_room import MemoryRoom
+from inflight.http import room as room_module
 from inflight.http.model import Model
 from inflight.http.model_engine import ModelEngine
 from inflight.http.model_names import CONFIG
+from inflight.http.room import Needs, Room
 from inflight.http.serve import OpenAIServer, listen
 from inflight.openai_options import ModelOptions, OpenAIOptions
 from inflight.request_limits import RequestLimits
@@ -249,6 +249,19 @@ class TestOnDemand:
                 assert server.get("/health").status_code == 200
             assert server.complete("writer").status_code == 200
 
+    def test_the_only_model_needs_no_name(self, tmp_path: Path) -> None:
+        settings = OpenAIOptions(port=0, models=[ModelOptions(engine="late", is_on_demand=True)])
+        config = EngineConfig(gpt_model_path=str(checkpoint_folder(tmp_path)))
+        loads = Loads()
+        loads.may_end.set()
+        late = ModelEngine("late", lambda: LoadedEngine(loads, "text of late"), PlayedEngine, is_on_demand=True)
+        server = OpenAIServer(settings, [Model(each, config, byte_tokenizer()) for each in settings.of_each()])
+        with serving(server, [late], settings) as url:
+            late_alone = Several(url, loads)
+            answer = late_alone.post("/v1/completions", {"prompt": "a", "max_tokens": 64}).json()
+            assert (answer["model"], answer["choices"][0]["text"]) == ("late", "text of late")
+            assert late_alone.complete("x").status_code == 404
+
     async def test_one_in_use_is_not_unloaded(self) -> None:
         loads = Loads()
         loads.may_end.set()
@@ -281,15 +294,16 @@ class TestRoom:
     def free(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         """GiB of a machine, before the engines take theirs."""
         total = [0]
-        monkeypatch.setattr(memory_room, "available_memory", lambda: total[0] * GIB)
+        monkeypatch.setattr(room_module, "available_memory", lambda: total[0] * GIB)
         return total
 
-    def engines(self, free: list[int], *names: str) -> tuple[dict[str, ModelEngine], Loads]:
-        """Each takes 2 GiB."""
+    def engines(self, free: list[int], *names: str, num_cores: int = 100) -> tuple[dict[str, ModelEngine], Loads]:
+        """Each takes 2 GiB and 2 cores."""
         loads = Loads()
         loads.may_end.set()
         made = {name: ModelEngine(name, lambda: Sized(loads, free), PlayedEngine, is_on_demand=True) for name in names}
-        room = MemoryRoom([*made.values()], dict.fromkeys(made, 2 * GIB))
+        needs = dict.fromkeys(made, Needs(num_bytes=2 * GIB, num_threads=2))
+        room = Room([*made.values()], needs, num_cores)
         for engine in made.values():
             engine.open(asyncio.get_running_loop(), room.held)
         return made, loads
@@ -318,9 +332,20 @@ class TestRoom:
         assert made["b"].is_loaded and not made["a"].is_loaded
         await asyncio.gather(*(engine.close() for engine in made.values()))
 
-    async def test_two_loads_do_not_get_the_same_memory(self, free: list[int]) -> None:
-        free[0] = 3
-        made, loads = self.engines(free, "a", "b")
+    async def test_cores_are_given_once(self, free: list[int]) -> None:
+        free[0] = 100
+        made, _ = self.engines(free, "a", "b", "c", num_cores=5)
+        async with made["a"].in_use(), made["b"].in_use():
+            with pytest.raises(EngineUnavailable, match="its ranks have 2 threads and 1 cores are free beside"):
+                await made["c"].load()
+        await made["c"].load()
+        assert sum(engine.is_loaded for engine in made.values()) == 2
+        await asyncio.gather(*(engine.close() for engine in made.values()))
+
+    @pytest.mark.parametrize(("memory", "cores"), [(3, 100), (100, 3)])
+    async def test_two_loads_do_not_get_the_same_room(self, free: list[int], memory: int, cores: int) -> None:
+        free[0] = memory
+        made, loads = self.engines(free, "a", "b", num_cores=cores)
         results = await asyncio.gather(*(engine.load() for engine in made.values()), return_exceptions=True)
         assert [isinstance(each, EngineUnavailable) for each in results] == [False, True]
         assert loads.begun == 1

@@ -118,6 +118,14 @@ class TestCores:
         with pytest.raises(ConfigurationError, match=r"2 engines need 4 cores \(a 2, b 2\) and there are 3: serve"):
             shares.share_cores(engines, {"a": 1, "b": 1}, 3)
 
+    def test_more_on_demand_than_cores_are_planned_one_at_a_time(self) -> None:
+        engines = {name: EngineConfig() for name in "abcd"} | {"d": EngineConfig(tensor_parallel_size=2)}
+        weights = dict.fromkeys(engines, 1.0)
+        assert shares.share_cores(engines, weights, 8, frozenset("bcd")) == {"a": 2, "b": 2, "c": 2, "d": 1}
+        assert shares.share_cores(engines, weights, 4, frozenset("bcd")) == {"a": 2, "b": 2, "c": 2, "d": 1}
+        with pytest.raises(ConfigurationError, match=r"need 3 cores \(a 1, d 2\) and there are 2"):
+            shares.share_cores(engines, weights, 2, frozenset("bcd"))
+
     def test_ranks_that_run_elsewhere_take_none(self) -> None:
         engines = {"a": EngineConfig(executor="external"), "b": EngineConfig()}
         assert shares.share_cores(engines, {"a": 1, "b": 1}, 3) == {"b": 3}
