@@ -16,13 +16,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from msgspec import structs
 from typing_extensions import Self
 
 from inflight.asking.limit import Limit
-from inflight.asking.pair_template import PairTemplate, find_pair_template
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.refusal import Refusal
 from inflight.asking.served import Served
@@ -51,6 +50,9 @@ from inflight.sampling import Sampling
 from inflight.sampling_config import SamplingConfig
 from inflight.stats import IterationStats
 from inflight.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from inflight.asking.pair_template import PairTemplate
 
 STATS_SECONDS = 0.05
 """Interval at which `aget_stats` looks for statistics: they come in batches at about this interval."""
@@ -114,6 +116,8 @@ class GenerationExecutor:
             tokenizer_dir = config.tokenizer_dir or config.gpt_model_path
             tokenizer = Tokenizer.load(tokenizer_dir, config.gpt_model_path)
             start_workers = plan_workers(num_postprocess_workers, tokenizer_dir, config.gpt_model_path)
+            from inflight.asking.pair_template import find_pair_template  # which loads jinja2
+
             pair_template = find_pair_template(config)
         with bars.loading(config.gpt_model_path, shown=progress):
             executor = Executor(config=config, **options)
