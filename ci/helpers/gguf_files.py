@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "gpt_oss": "gpt-oss",
     "olmo3": "olmo2",
+    "glm": "chatglm",
     "glm4_moe": "glm4moe",
     "cohere": "command-r",
     "phi": "phi2",

@@ -22,6 +22,7 @@ from transformers import (
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GPT2Config,
     GPTNeoXConfig,
     GptOssConfig,
@@ -182,6 +183,7 @@ CONFIGS: dict[str, PreTrainedConfig] = {
         rope_parameters=_by_type(YARN, 5000.0),
     ),
     "glm4": Glm4Config(**_wide(), rope_parameters=_partial(0.5), attention_bias=True),
+    "glm": GlmConfig(**_wide(), rope_parameters=_partial(0.5), attention_bias=True),
     "glm4-moe": Glm4MoeConfig(
         **_wide(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_shared_experts=2),
         rope_parameters=_partial(0.5),

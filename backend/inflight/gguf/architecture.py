@@ -74,6 +74,8 @@ class Architecture:
     """Of a layer's tensors, with their endings on both sides."""
     shared_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Of a layer's tensors that are several of transformers', which share the rows."""
+    names_by_heads: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    """The same of queries, keys and values, one behind the other, of which each has the rows of its heads."""
     joined_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tensors of transformers -> those of a layer with their rows."""
     orders: Mapping[str, OrderOf] = field(default_factory=dict)

@@ -195,6 +195,15 @@ ARCHITECTURES = {
         },
         flags={"attention_bias": Q_BIAS},
     ),
+    "chatglm": Architecture(
+        network="GlmForCausalLM",
+        model_type="glm",
+        rotates_parts=True,
+        names={"ffn_up": "mlp.gate_up_proj"},
+        # As its own code has them; transformers' checkpoints have three.
+        names_by_heads={"attn_qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
+        flags={"attention_bias": Q_BIAS},
+    ),
     "glm4moe": Architecture(
         network="Glm4MoeForCausalLM",
         model_type="glm4_moe",

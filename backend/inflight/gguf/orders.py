@@ -52,11 +52,7 @@ def turned_queries(metadata: Metadata, prefix: str) -> Order:
 
 
 def turned_keys(metadata: Metadata, prefix: str) -> Order:
-    return _turned(
-        metadata,
-        prefix,
-        metadata.whole_of_all(f"{prefix}.attention.head_count_kv", _num_heads(metadata, prefix)),
-    )
+    return _turned(metadata, prefix, heads_of(metadata, prefix)[1])
 
 
 def heads_with_all(metadata: Metadata, prefix: str) -> Order:
@@ -91,6 +87,12 @@ def sections_by_key_heads(metadata: Metadata, prefix: str) -> Order:
 def _by_key_heads(metadata: Metadata, prefix: str, size: int) -> Order:
     num_key_heads = metadata.whole(f"{prefix}.ssm.group_count")
     return Order((_quotient(metadata, prefix, "time_step_rank", "group_count"), num_key_heads, size), (1, 0, 2))
+
+
+def heads_of(metadata: Metadata, prefix: str) -> tuple[int, int]:
+    """How many there are of queries, and of keys."""
+    num_heads = _num_heads(metadata, prefix)
+    return num_heads, metadata.whole_of_all(f"{prefix}.attention.head_count_kv", num_heads)
 
 
 def _turned(metadata: Metadata, prefix: str, num_heads: int) -> Order:

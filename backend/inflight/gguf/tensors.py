@@ -12,7 +12,7 @@ from inflight.errors import ConfigurationError
 from inflight.gguf.architectures import ARCHITECTURE, find_architecture
 from inflight.gguf.file import GgufFile, TensorInfo
 from inflight.gguf.metadata import Metadata
-from inflight.gguf.orders import Order, OrderOf, turned_keys, turned_queries
+from inflight.gguf.orders import Order, OrderOf, heads_of, turned_keys, turned_queries
 from inflight.gguf.rotary import FACTORS
 
 EMBEDDING = "token_embd.weight"
@@ -53,7 +53,8 @@ class NamedTensor:
     expert: int | None = None
     """Which matrix of the file's tensor it is; None = the whole tensor."""
     part: int = 0
-    """Of the `num_parts` equal ones of the rows, in transformers' order."""
+    """The first of its `span` of `num_parts` equal ones of the rows, in transformers' order."""
+    span: int = 1
     num_parts: int = 1
     is_turned: bool = False
     """Whether each of several matrices has columns of the file as rows."""
@@ -151,6 +152,9 @@ class _Naming:
                 yield name, tensors
         elif names := architecture.shared_names.get(stem):
             yield from self._parts(names, self._tensor(info, stem))
+        elif names := architecture.names_by_heads.get(stem, ()):
+            num_heads, num_key_heads = heads_of(self._file.metadata, self._prefix)
+            yield from self._parts(names, self._tensor(info, stem), (num_heads, num_key_heads, num_key_heads))
         elif stem in architecture.experts and len(info.shape) == (3 if ending == ".weight" else 2):
             whole = NamedTensor(info, info.shape[1:])
             for expert in range(info.shape[0]):
@@ -161,16 +165,21 @@ class _Naming:
         elif stem in architecture.layer_names:
             yield architecture.layer_names[stem], self._tensor(info, stem)
 
-    def _parts(self, names: Sequence[str], tensor: NamedTensor) -> Iterator[tuple[str, NamedTensor]]:
-        """Equal ones of the rows."""
-        num_rows = tensor.shape[0]
-        if num_rows % len(names):
+    def _parts(
+        self, names: Sequence[str], tensor: NamedTensor, spans: Sequence[int] = ()
+    ) -> Iterator[tuple[str, NamedTensor]]:
+        """Of the rows. `spans`: of how many equal ones each consists; empty = of one."""
+        spans = spans or (1,) * len(names)
+        num_rows, num_parts, part = tensor.shape[0], sum(spans), 0
+        if num_rows % num_parts:
             raise ConfigurationError(
-                f"{self._file.path}: the rows of {tensor.info.name} cannot be those of {len(names)} matrices"
+                f"{self._file.path}: the rows of {tensor.info.name} cannot be those of {num_parts} "
+                f"{'matrices' if num_parts == len(names) else 'heads'}"
             )
-        shape = (num_rows // len(names), *tensor.shape[1:])
-        for part, name in enumerate(names):
-            yield name, replace(tensor, shape=shape, part=part, num_parts=len(names))
+        for name, span in zip(names, spans, strict=True):
+            shape = (num_rows // num_parts * span, *tensor.shape[1:])
+            yield name, replace(tensor, shape=shape, part=part, span=span, num_parts=num_parts)
+            part += span
 
     def _joined_tensors(self, layer: int, stems: Sequence[str], ending: str) -> JoinedTensors:
         names = [f"blk.{layer}.{stem}{ending}" for stem in stems]

@@ -45,7 +45,7 @@ class GgufTensor:
         self._rows: Bytes = rows.reshape(-1, row_bytes)
         self._places = None if tensor.order is None else tensor.order.places()
         size = len(self._rows) // tensor.num_parts
-        own = slice(tensor.part * size, (tensor.part + 1) * size)
+        own = slice(tensor.part * size, (tensor.part + tensor.span) * size)
         if self._places is None:
             self._rows = self._rows[own]
         else:

@@ -6,6 +6,7 @@ Run: pytest ci/unit/models/test_gguf_weights.py
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_so_they_multiply_those_of_k_quants(name: str, kind: GGMLQuantizationTyp
     [
         *("gemma3", "gemma4", "gemma4-experts", "gpt-oss", "glm4-moe", "granite-moe", "qwen2-moe", "cohere2"),
         *("qwen3_5", "qwen3-next", "deepseek-v3", "lfm2-moe", "granite-hybrid-moe", "nemotron-3", "falcon-h1"),
-        *("bamba", "kimi-linear", "gpt2"),
+        *("bamba", "kimi-linear", "gpt2", "glm"),
     ],
 )
 def test_so_they_multiply_those_of_networks_with_more_parts(
@@ -119,6 +120,20 @@ def test_gates_and_ups_in_one_tensor_are_halves_of_it(name: str, kind: GGMLQuant
     model = write_model(tmp_path, name, kind, fuses_experts=True)
     assert "blk.0.ffn_gate_up_exps.weight" in GgufFile(model.file).tensors
     assert_equal_results(model)
+
+
+@pytest.mark.parametrize("kind", [F32, Q8_0], ids=lambda kind: kind.name)
+def test_queries_keys_and_values_in_one_tensor_are_rows_of_it(kind: GGMLQuantizationType, tmp_path: Path) -> None:
+    """As files of ChatGLM's own checkpoints have them."""
+
+    def join(writer: GGUFWriter) -> None:
+        tensors = writer.tensors[0]
+        for layer, ending in itertools.product(range(3), ("weight", "bias")):
+            parts = [tensors.pop(f"blk.{layer}.attn_{name}.{ending}") for name in "qkv"]
+            rows = np.concatenate([part.tensor for part in parts if part.tensor is not None])
+            writer.add_tensor(f"blk.{layer}.attn_qkv.{ending}", rows, raw_dtype=parts[0].dtype)
+
+    assert_equal_results(write_model(tmp_path, "glm", kind, join))
 
 
 def test_layers_that_predict_further_tokens_are_not_read(tmp_path: Path) -> None:
