@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import played_encoder
 import pytest
+import torch
 from encoder_checkpoints import TinyEncoder, token_ids, write_encoder
-from fake_tokenizer import byte_tokenizer
+from fake_tokenizer import byte_tokenizer, byte_tokenizer_with
 from openai_server import PlayedEngine, Running, checkpoint_folder, openai_server, say
+from tiny_checkpoints import SIZES, write_checkpoint
+from transformers import Qwen3Config
 
-from inflight.asking.pair_template import PairTemplate
+from inflight.asking.pair_template import PairTemplate, find_pair_template
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, InvalidRequest
 from inflight.executor.generation_executor import GenerationExecutor
@@ -74,6 +77,43 @@ def test_texts_are_joined_by_the_template_of_a_language_model(tmp_path: Path) ->
     with in_process(tmp_path, played_encoder.tokenizer(), pair_template=template) as executor:
         found = executor.score("ab", "cd", use_activation=False)
     assert found == pytest.approx([float(encoder.scores(list(b"cd?ab"))[0])], abs=1e-4)
+
+
+def test_a_reranker_gives_the_chances_of_yes(tmp_path: Path) -> None:
+    """As the model card of Qwen3-Reranker has it with transformers: from text to number, here and over HTTP."""
+    config = Qwen3Config(**{**SIZES, "vocab_size": 300, "head_dim": 16, "max_position_embeddings": 1024})
+    model = write_checkpoint(tmp_path, config, 5).model
+    tokenizer = byte_tokenizer_with("<|im_start|>", "<|im_end|>", "<think>", "</think>")
+    (tmp_path / "tokenizer.json").write_text(tokenizer._backend.to_str())
+    no, yes = (tokenizer._backend.token_to_id(letter) for letter in "ny")
+
+    def chance(question: str, document: str) -> float:
+        task = "Judge whether the Document meets the requirements based on the Query and the Instruct provided."
+        asked = "<Instruct>: Given a web search query, retrieve relevant passages that answer the query"
+        text = (
+            f'<|im_start|>system\n{task} Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+        )
+        text += f"{asked}\n<Query>: {question}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n"
+        ids = tokenizer._backend.encode(text + "<think>\n\n</think>\n\n", add_special_tokens=False).ids
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids])).logits[0, -1]
+        return torch.softmax(logits[[no, yes]], 0)[1].item()
+
+    expected = [chance("what?", text) for text in TEXTS[:3]]
+    assert len(set(expected)) == 3
+    sizes = {"max_batch_size": 2, "max_num_tokens": 64, "tokens_per_block": 4, "num_threads": 1, "score_tokens": "n,y"}
+    options = EngineConfig(gpt_model_path=str(tmp_path), device="cpu", cpu_compile="false", **sizes)
+    template = find_pair_template(options)
+    with (
+        InProcessExecutor(options, ModelRunner.load) as engine,
+        openai_server(engine, tmp_path, config=options, tokenizer=tokenizer) as url,
+    ):
+        answer = Running(url, engine).post("/v1/rerank", {"query": "what?", "documents": TEXTS[:3]}).json()  # type: ignore[arg-type]
+    found = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    assert [found[place] for place in range(3)] == pytest.approx(expected, abs=1e-5)
+    engine = InProcessExecutor(options, ModelRunner.load)
+    with GenerationExecutor(engine, tokenizer, checkpoint=tmp_path, pair_template=template) as executor:
+        assert executor.score("what?", TEXTS[:3]) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.fixture

@@ -141,10 +141,9 @@ def test_a_cross_encoder_reads_its_texts_without_prompts(tmp_path: Path) -> None
 
 def test_a_language_model_reads_them_in_its_template(tmp_path: Path) -> None:
     """Of what is cut it keeps what ends the question."""
-    template = (
-        "{{ messages[0].content }}?{% if messages[1]['role'] == 'document' %}{{ messages[1].content }}{% endif %}!"
-    )
-    (checkpoint_folder(tmp_path) / "chat_template.jinja").write_text("{# 'query' #}" + template)
+    template = "{{ messages[0].content }}?{{ messages[1].content }}!{# 'query' 'document' #}"
+    (checkpoint_folder(tmp_path) / "chat_template.jinja").write_text(template)
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForSequenceClassification"]}')
     played = engine(is_causal=True)
     with openai_server(played, tmp_path) as url:
         running, body = Running(url, played), {"query": "ab", "documents": ["cdef", "a"]}
