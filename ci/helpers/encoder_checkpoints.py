@@ -45,6 +45,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Ernie": {"type_vocab_size": [2, 4], "hidden_act": ["gelu", "relu"]},
     "NomicBert": {"type_vocab_size": [1, 2], "hidden_act": ["silu", "gelu"], "rope_parameters": {"rope_theta": 1000.0}},
     "JinaEmbeddingsV3": {**PADDING, "type_vocab_size": [1, 2], "rope_parameters": {"rope_theta": 500.0}},
+    "DebertaV2": {
+        "relative_attention": True,
+        "share_att_key": True,
+        "pos_att_type": [["c2p", "p2c"], ["p2c"], ["c2p"]],
+        "position_buckets": [8, 16, -1],
+        "norm_rel_ebd": ["layer_norm", "none"],
+        "position_biased_input": [False, True],
+        "type_vocab_size": [0, 2],
+        "pooler_hidden_act": "gelu",
+        "pooler_hidden_size": 64,
+    },
     "EuroBert": {
         "num_key_value_heads": [1, 2],
         "attention_bias": [False, True],

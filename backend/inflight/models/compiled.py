@@ -20,6 +20,7 @@ from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.distributed.tensor_parallel import TensorParallelGroup
 from inflight.errors import ConfigurationError
 from inflight.layers.attention import AttentionMetadata
+from inflight.layers.disentangled_attention import DisentangledAttention
 from inflight.layers.given_embeddings import GivenEmbeddings
 from inflight.layers.state import LayerState, StateSpec
 from inflight.models.config import ModelConfig
@@ -113,6 +114,8 @@ def may_compile(config: EngineConfig, model: ModelConfig) -> bool:
         sizes += [] if latents.narrow_queries is None else [latents.narrow_queries.size]
     if (layer_inputs := model.family.layer_inputs) is not None:
         sizes.append(layer_inputs.size)
+    if (encoder := model.family.encoder) is not None and encoder.places is not None:
+        return False
     fits = all(heads.head_dim in cpu.HEAD_DIMS for heads in model.heads)
     return config.cpu_compile != "false" and fits and all(size % cpu.STEP == 0 for size in sizes)
 
@@ -244,6 +247,8 @@ def record_network(
     """Raises Unsupported."""
     if not isinstance(network, Decoder):
         raise Unsupported("layers in C++ are the engine's own, and transformers computes these (key model_impl)")
+    if any(isinstance(branch.part, DisentangledAttention) for layer in network.layers for branch in layer.branches):
+        raise Unsupported("C++ has no attention to where tokens are, as DeBERTa's")
     if device.type != "cpu":
         raise Unsupported(f"layers in C++ are for CPUs, and device is {device.type}")
     if not group.can_be_recorded:

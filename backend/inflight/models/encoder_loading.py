@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from inflight.layers.decoder_layer import Branch, DecoderLayer
+from inflight.layers.disentangled_attention import DisentangledAttention
 from inflight.layers.encoder_attention import EncoderAttention
 from inflight.layers.encoder_embedding import EncoderEmbedding
-from inflight.layers.norm import NoNorm, Norm, StreamNorm
+from inflight.layers.norm import LayerNorm, NoNorm, Norm, StreamNorm
 from inflight.layers.rotary import cos_sin_table
 from inflight.models.config import ModelConfig
 from inflight.models.decoder import Decoder
 from inflight.models.decoder_loading import NOT_WEIGHTS, features_of_rank, named_as_in
-from inflight.models.family import DistanceBias, EncoderTensors
+from inflight.models.family import DistanceBias, EncoderTensors, PlaceTensors
 from inflight.models.feed_forward_loading import load_mlp
 from inflight.models.score_loading import load_score_head
+from inflight.models.split_tensors import NotSplit
 from inflight.models.weights import WeightLoader
 
 COMPUTED = (*NOT_WEIGHTS, "embeddings.position_ids", "embeddings.token_type_ids")
@@ -41,11 +43,18 @@ def load_encoder(config: ModelConfig, loader: WeightLoader, num_positions: int) 
     bias_HP = None
     if family.encoder.distance_bias is not None:
         bias_HP = _load_bias(config, family.encoder.distance_bias, loader, num_positions)
+    places_SD = torch.empty(0)
+    if (places := family.encoder.places) is not None:
+        places_SD = loader.table(NotSplit(places.name), 2 * places.span, size)
     layers = list[DecoderLayer]()
     behind: Norm[Any] = NoNorm()
     for number in range(config.num_layers):
         prefix = f"{family.layers}.{number}."
-        attention = _load_attention(config, loader, num_positions, number, bias_HP)
+        attention: EncoderAttention | DisentangledAttention
+        if family.encoder.places is None:
+            attention = _load_attention(config, loader, num_positions, number, bias_HP)
+        else:
+            attention = _load_disentangled(config, family.encoder.places, loader, num_positions, number, places_SD)
         mlp = load_mlp(config, loader, family.mlp, number, prefix)
         reads_norm = family.encoder.normalizes_sums or number > 0 or family.encoder.embedding_norm is None
         tensors = (family.attention.norm if reads_norm else None, family.mlp.norm)
@@ -96,6 +105,44 @@ def _load_attention(
         cos_sin=cos_sin,
         bias_HP=bias_HP,
     )
+
+
+def _load_disentangled(
+    config: ModelConfig,
+    places: PlaceTensors,
+    loader: WeightLoader,
+    num_positions: int,
+    number: int,
+    places_SD: Tensor,
+) -> DisentangledAttention:
+    tensors, prefix = config.family.attention, f"{config.family.layers}.{number}."
+    features = features_of_rank(config, loader, number)
+    norm = None if places.norm is None else loader.norm(places.norm, "", config.hidden_size, config.family.norms)
+    assert norm is None or isinstance(norm, LayerNorm), "tables have no other"
+    distances_P = torch.arange(1 - num_positions, num_positions)
+    return DisentangledAttention(
+        qkv=loader.by_outputs(tensors.qkv, prefix, (features.queries,) * 3, config.hidden_size),
+        output=loader.by_inputs(tensors.output, prefix, config.hidden_size, features.queries),
+        num_heads=features.num_heads,
+        head_dim=features.head_dim,
+        places_SD=places_SD,
+        norm=norm,
+        buckets_P=_signed_buckets(distances_P, places).to(loader.device),
+        reads_keys=places.reads_keys,
+        reads_queries=places.reads_queries,
+    )
+
+
+def _signed_buckets(distances_P: Tensor, places: PlaceTensors) -> Tensor:
+    """Half of them for small distances, one by one, the others by the logarithm (He et al. 2021,
+    https://arxiv.org/abs/2111.09543, appendix A.5)."""
+    if not places.num_buckets:
+        return distances_P
+    exact = places.num_buckets // 2
+    far_P = distances_P.abs().clamp(min=exact).float()
+    part_P = torch.log(far_P / exact) / torch.log(torch.tensor((places.max_distance - 1) / exact))
+    large_P = (torch.ceil(part_P * (exact - 1)) + exact).long() * distances_P.sign()
+    return torch.where(distances_P.abs() <= exact, distances_P, large_P)
 
 
 def _load_bias(config: ModelConfig, tensor: DistanceBias, loader: WeightLoader, num_positions: int) -> Tensor:

@@ -11,9 +11,10 @@ ENDINGS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 WRITING = "LMHeadModel"
 """At the end of names of networks that write text."""
 NO_CLASS = "no class of transformers computes it, and code of checkpoints is not run"
-POSITIONS = "its attention multiplies what tokens are by where they are, which no kernel here does"
+POSITIONS = "it makes keys of positions by weights of their own, which the second version does not"
 REASONS: dict[str, str] = {
-    "Deberta": POSITIONS,
+    "DebertaModel": POSITIONS,
+    "DebertaFor": POSITIONS,
     "New": NO_CLASS,
     "Gte": NO_CLASS,
     "JinaBert": NO_CLASS,

@@ -303,6 +303,25 @@ class DistanceBias:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceTensors:
+    """A table of what stands for the distance of two tokens, of which all layers make keys and queries (DeBERTa)."""
+
+    name: str
+    """(2 * span, D)."""
+    norm: NotSplit | None
+    num_buckets: int
+    """Of distances in one direction; 0 = each has its own."""
+    max_distance: int
+    reads_keys: bool
+    reads_queries: bool
+
+    @property
+    def span(self) -> int:
+        """Rows for one direction."""
+        return self.num_buckets or self.max_distance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderTensors:
     """What an encoder has in the place of a head. In its layers each token sees those behind it, too."""
 
@@ -315,6 +334,7 @@ class EncoderTensors:
     """Whether the norms of attention and MLP are of the sums behind them; else of what these read, and then the first
     layer has none before attention where embeddings have one."""
     distance_bias: DistanceBias | None = None
+    places: PlaceTensors | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -435,13 +455,19 @@ def with_body_names(family: Family, rename: Callable[[str], str]) -> Family:
         )
     encoder = family.encoder
     if encoder is not None:
-        bias = encoder.distance_bias
+        bias, places = encoder.distance_bias, encoder.places
         encoder = replace(
             encoder,
             embedding_norm=encoder.embedding_norm
             and replace(encoder.embedding_norm, name=rename(encoder.embedding_norm.name)),
             types=encoder.types and replace(encoder.types, name=rename(encoder.types.name)),
             distance_bias=bias and replace(bias, name=rename(bias.name)),
+            places=places
+            and replace(
+                places,
+                name=rename(places.name),
+                norm=places.norm and replace(places.norm, name=rename(places.norm.name)),
+            ),
         )
     return replace(
         family,

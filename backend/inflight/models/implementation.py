@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from inflight.checkpoint_files import check_files
+from inflight.checkpoint_files import CONFIG, check_files
 from inflight.config import EngineConfig
 from inflight.distributed.parallel_groups import ParallelGroups
 from inflight.errors import ConfigurationError
@@ -20,10 +20,11 @@ from inflight.models.adapter_places import AdapterPlaces
 from inflight.models.cache_scales import has_cache_scales
 from inflight.models.checkpoint import Checkpoint
 from inflight.models.compiled import keeps_codes, order_of_products
-from inflight.models.config import ModelConfig
+from inflight.models.config import ModelConfig, read_architecture
 from inflight.models.config_file import NotNative
 from inflight.models.decoder_loading import load_decoder
 from inflight.models.encoder_loading import load_encoder
+from inflight.models.families import ENCODERS, HEADLESS
 from inflight.models.formats.code_cache import CodeCache
 from inflight.models.formats.on_load import OnLoadFormat
 from inflight.models.gguf_checkpoint import open_checkpoint
@@ -65,6 +66,8 @@ def read_config(config: EngineConfig) -> ModelConfig | TransformersConfig:
     except NotNative as reason:
         if config.model_impl == "native":
             raise ConfigurationError(f"model_impl is native, but {reason}; set model_impl to auto") from None
+        if read_architecture(checkpoint / CONFIG) in {**ENCODERS, **HEADLESS}:  # which transformers' code is not for
+            raise ConfigurationError(str(reason)) from None
         return _through_transformers(config, str(reason), score_tokens)
     if config.moe_expert_parallel_size > 1 and model.family.experts is None:
         raise ConfigurationError(

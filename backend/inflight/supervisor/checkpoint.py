@@ -27,6 +27,7 @@ ENCODERS = (
     "NomicBert",
     "JinaEmbeddingsV3",
     "EuroBert",
+    "DebertaV2",
 )
 """How the names of architectures begin that write no text."""
 DECODERS = (
