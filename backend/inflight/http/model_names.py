@@ -80,11 +80,12 @@ class ModelNames:
         if name in self._others or self.knows(name):
             raise APIError(400, f"the model {name} exists already", param="lora_name")
 
-    def cards(self, max_model_len: int | None) -> list[dict[str, Any]]:
-        """As /v1/models lists them."""
+    def cards(self, max_model_len: int | None, pooled: str = "") -> list[dict[str, Any]]:
+        """As /v1/models lists them. `pooled`: what an engine gives that generates nothing, see RequestLimits."""
         own = [self._card(name, self._checkpoint, None, max_model_len) for name in self._names]
         folders = {**{name: str(path) for name, path in self._folders().items()}, **self._loaded}
-        return own + [self._card(name, path, self._names[0], max_model_len) for name, path in sorted(folders.items())]
+        cards = own + [self._card(name, path, self._names[0], max_model_len) for name, path in sorted(folders.items())]
+        return [{**card, "pooled": pooled} for card in cards] if pooled else cards
 
     def _card(self, name: str, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
         # The last part alone: where files lie on this machine concerns no client.

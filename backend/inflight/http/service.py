@@ -72,6 +72,14 @@ class Service:
             return None
 
     @property
+    def pools(self) -> str:
+        """What its engine gives that generates nothing, see RequestLimits; "" also of one that has not been loaded."""
+        try:
+            return self.limits.pooled
+        except EngineUnavailable:
+            return ""
+
+    @property
     def limits(self) -> RequestLimits:
         """Those of the engine that serves now."""
         return self.front.limits

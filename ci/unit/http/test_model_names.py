@@ -36,6 +36,8 @@ def test_adapters_are_the_folders_that_hold_some(names: ModelNames) -> None:
     assert names.find("pirate") == ("pirate", LoRARequest("pirate"))
     assert names.find(None) == names.find("llm") == ("llm", None)
     assert [card["id"] for card in names.cards(64)] == ["llm", "alias", "pirate", "poet"]
+    assert not any("pooled" in card for card in names.cards(64))
+    assert {card["pooled"] for card in names.cards(64, "vectors")} == {"vectors"}, "which the page goes by"
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,13 @@ class FakeServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, port: int = 0, *, needs_key: bool = False, token_seconds: float = 0.03) -> None:
+    def __init__(
+        self, port: int = 0, *, needs_key: bool = False, token_seconds: float = 0.03, pooled: str = ""
+    ) -> None:
+        """`pooled`: what its models give that write no text, as /v1/models says it."""
         super().__init__(("127.0.0.1", port), _Handler)
         self.needs_key = needs_key
+        self.pooled = {"pooled": pooled} if pooled else {}
         self.token_seconds = token_seconds
         self.requests: list[tuple[str, object]] = []
         """Path and body of what the page asked for."""
@@ -70,7 +74,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif not self._has_key():
             self._refuse()
         elif self.path == "/v1/models":
-            self._answer("application/json", json.dumps({"data": [{"id": "tiny-llama"}, {"id": "pirate"}]}).encode())
+            models = [{"id": name, **self.server.pooled} for name in ("tiny-llama", "pirate")]
+            self._answer("application/json", json.dumps({"data": models}).encode())
         elif self.path == "/events":
             self._send_events()
         else:
@@ -79,7 +84,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append((self.path, body))
-        if self._has_key():
+        if self._has_key() and self.path == "/score":
+            scores = [{"score": 0.25 * (place + 1)} for place, _ in enumerate(body["text_2"])]
+            self._answer("application/json", json.dumps({"data": scores, "usage": {"total_tokens": 9}}).encode())
+        elif self._has_key():
             self._chat()
         else:
             self._refuse()

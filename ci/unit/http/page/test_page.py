@@ -123,6 +123,8 @@ def test_the_scripts_pure_parts() -> None:
       ["0", "0.50", "12.3", "1,234", "45.7k", "2.00M", "–"]);
     assert.equal(speed(0, 100, 1100, 11), "first token after 100 ms · 11 tokens · 10 tokens/s");
     assert.equal(speed(0, 0, 0, 0), "");
+    assert.deepEqual(linesOf(" a \n\n\tb c\r\n"), ["a", "b c"]);
+    assert.equal(ranked(["a", "b", "c"], [0.25, -1, 0.5]), "0.5000  c\n0.2500  a\n-1.0000  b");
     """
     done = subprocess.run(
         ["node", "-e", PURE_SCRIPT + checks], capture_output=True, text=True, timeout=240, check=False
@@ -171,6 +173,20 @@ class TestInABrowser:
                 "temperature": 0.7,
                 "max_completion_tokens": 512,
             }
+            assert browser.problems == []
+
+    def test_an_encoder_compares_texts(self, browser: Browser) -> None:
+        with FakeServer(pooled="vectors") as server:
+            open_page(browser, server)
+            browser.wait("document.querySelector('#send').textContent === 'Compare'")
+            assert browser.run("document.querySelector('#tab-chat').textContent") == "Texts"
+            browser.run("document.querySelector('#prompt').value = 'a fox\\na ship\\nan animal'")
+            browser.run("document.querySelector('#send').click()")
+            browser.wait("document.querySelector('#said').textContent.startsWith('Answer complete')")
+            told = browser.run("document.querySelector('.answer p').textContent")
+            assert told == "0.5000  an animal\n0.2500  a ship"
+            ((_, body),) = [each for each in server.requests if each[0] == "/score"]
+            assert body == {"model": "tiny-llama", "text_1": "a fox", "text_2": ["a ship", "an animal"]}
             assert browser.problems == []
 
     def test_stop_ends_the_request_and_keeps_what_came(self, browser: Browser) -> None:

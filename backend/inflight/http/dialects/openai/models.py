@@ -41,7 +41,7 @@ class ModelsApi:
         return await send_json(send, next(card for card in self._cards() if card["id"] == name))
 
     def _cards(self) -> list[dict[str, Any]]:
-        return [card for each in self._service.every for card in each.names.cards(each.max_model_len)]
+        return [card for each in self._service.every for card in each.names.cards(each.max_model_len, each.pools)]
 
     async def _load_adapter(self, scope: Scope, receive: Receive, send: Send) -> int:
         guard, names = self._service.guard, self._service.names
