@@ -22,6 +22,22 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("ci/helpers", "backend", "kern
 
 GOAL_US = 10.0
 """Front-end CPU per streamed token at 256 streams."""
+MESSAGES = [{"role": "user", "content": "Once"}]
+CHAT = {"messages": MESSAGES, "stream": True}
+ASKED: dict[str, tuple[dict[str, object], bytes, bytes]] = {
+    "/v1/completions": (
+        {"prompt": "Once", "max_tokens": 2048, "stream": True, "ignore_eos": True},
+        b"data: {",
+        b"data: [DONE]",
+    ),
+    "/v1/chat/completions": ({**CHAT, "ignore_eos": True}, b"data: {", b"data: [DONE]"),
+    "/v1/responses": ({"input": "Once", "stream": True}, b"data: {", b"event: response.incomplete"),
+    "/v1/messages": ({**CHAT, "model": "llm", "max_tokens": 2048}, b"data: {", b"event: message_stop"),
+    "/api/chat": ({**CHAT, "model": "llm"}, b"}\n", b'"done":true'),
+}
+"""Path -> body, what each chunk of its stream holds once, and what the last one holds."""
+END_BYTES = 4096
+"""Kept of a stream, in which its end is looked for."""
 WORDS = " the little dog ran over the green hill and found a friend"
 
 
@@ -63,9 +79,7 @@ def serve(num_streams: int, num_tokens: int, step_ms: float, path: str) -> dict[
 
 def read(host: str, port: int, num_streams: int, path: str) -> None:
     """The clients: all streams at once, until each has ended."""
-    body = {"prompt": "Once", "max_tokens": 2048, "stream": True, "ignore_eos": True}
-    if "chat" in path:
-        body = {"messages": [{"role": "user", "content": "Once"}], "stream": True, "ignore_eos": True}
+    body, chunk, end = ASKED[path]
     data = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(data)}\r\n\r\n".encode()
     selector, num_chunks = selectors.DefaultSelector(), 0
@@ -77,9 +91,9 @@ def read(host: str, port: int, num_streams: int, path: str) -> None:
     while open_streams:
         for key, _ in selector.select():
             received = key.fileobj.recv(65536)
-            num_chunks += received.count(b"data: {")
-            key.data[:] = (key.data + received)[-32:]
-            if not received or b"data: [DONE]" in key.data:
+            num_chunks += received.count(chunk)
+            key.data[:] = (key.data + received)[-END_BYTES:]
+            if not received or end in key.data:
                 selector.unregister(key.fileobj)
                 open_streams -= 1
     print(json.dumps({"chunks": num_chunks}))
@@ -90,7 +104,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=200, help="of each stream")
     parser.add_argument("--step-ms", type=float, nargs="+", default=[50.0, 20.0, 0.0])
-    parser.add_argument("--path", default="/v1/completions")
+    parser.add_argument("--path", default="/v1/completions", choices=[*ASKED])
     parser.add_argument("--client", nargs=2, metavar=("HOST", "PORT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client:
