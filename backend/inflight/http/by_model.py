@@ -1,4 +1,5 @@
-"""One dialect on a server of several models, or of one that is loaded on demand: each request goes to the model that it names.
+"""One dialect on a server of several models, or of one that is loaded on demand: each request goes to the model that
+it names.
 
 Every model has its dialects, which know of no others. What has no body asks for no model: lists, which each of them
 makes of all models, and responses that are kept.

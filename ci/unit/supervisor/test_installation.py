@@ -223,8 +223,13 @@ OTHER_PROGRAMS = PIP | {"--enable-shared", "--version", "--local-dir"}
 
 
 def test_every_option_that_a_sentence_names_exists() -> None:
-    (command,) = [each for name, each in get_command(app).commands.items() if name == "serve"]
-    options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    commands = get_command(app).commands
+    options = {
+        option
+        for name in ("serve", "openai")
+        for parameter in commands[name].params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
     folder = Path(installation.__file__).parent
     named = set()
     for path in folder.glob("*.py"):
