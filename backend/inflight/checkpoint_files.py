@@ -43,6 +43,8 @@ SMALL_FILES = (
     "merges.txt",
     "chat_template.json",
     "chat_template.jinja",
+    "preprocessor_config.json",
+    "processor_config.json",
     f"{TEMPLATES}/*.jinja",
     *VOCABULARIES,
 )

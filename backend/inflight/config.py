@@ -251,6 +251,16 @@ class EngineConfig:
     """Every rank that samples calls these functions; false = the first one does, and sends the logits to the others."""
     max_prompt_embedding_bytes: int = 33_554_432
     """Most bytes of embeddings (prompt_embedding_table, prompt_embeds) that one request may bring; at most 48 MiB."""
+    max_images: int = 16
+    """Images of one conversation or prompt; 0 = none is read, and no process is started for them."""
+    max_image_bytes: int = 10_485_760
+    """Longest file of an image."""
+    max_image_pixels: int = 33_554_432
+    """Width times height of an image, read from its header before it is decoded."""
+    image_timeout_ms: int = 60_000
+    """Time that one image may take, in a process that gives way to the ranks; then that process is replaced."""
+    max_image_cache_bytes: int = 268_435_456
+    """Most bytes of embeddings of images that are kept for when the same ones come again; 0 = none."""
     otlp_traces_endpoint: str = ""
     """URL of an OTLP receiver for OpenTelemetry spans of requests, as http://localhost:4318/v1/traces; unset = none."""
     log_level: str = "INFO"

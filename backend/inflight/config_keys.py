@@ -26,6 +26,9 @@ POSITIVE_KEYS = (
     "max_matching_ngram_size",
     "state_snapshot_interval",
     "lora_cache_max_adapter_size",
+    "max_image_bytes",
+    "max_image_pixels",
+    "image_timeout_ms",
 )
 
 NOT_NEGATIVE_KEYS = (
@@ -58,6 +61,8 @@ NOT_NEGATIVE_KEYS = (
     "lookahead_verification_set_size",
     "speculative_max_draft_len",
     "max_prompt_embedding_bytes",
+    "max_images",
+    "max_image_cache_bytes",
 )
 
 LARGEST = {
@@ -92,6 +97,10 @@ LARGEST = {
     "secondary_offload_min_priority": MAX_PRIORITY,
     "max_tensor_bytes_per_request": 2**48,
     "max_prompt_embedding_bytes": 48 * 2**20,  # a message to the leader may have 64 MiB
+    "max_images": 2**10,
+    "max_image_bytes": 2**30,
+    "max_image_pixels": 2**30,
+    "max_image_cache_bytes": 2**48,
     **dict.fromkeys(
         (
             "max_seq_len",
@@ -108,6 +117,7 @@ LARGEST = {
             "worker_heartbeat_timeout_ms",
             "worker_start_timeout_ms",
             "kv_transfer_timeout_ms",
+            "image_timeout_ms",
         ),
         2**31 - 1,
     ),

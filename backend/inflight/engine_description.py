@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from inflight.prompt_tuning import EmbeddingType
     from inflight.request_limits import RequestLimits
 
 ARITHMETIC = (
@@ -48,6 +49,11 @@ class EngineDescription(msgspec.Struct, frozen=True, kw_only=True):
     data_parallel_size: int = 1
     inflight_version: str = ""
     torch_version: str = ""
+
+    @property
+    def embedding_type(self) -> EmbeddingType:
+        """Of rows that a request brings: they are rounded to the type of the activations in any case."""
+        return self.dtype if self.dtype in ("float16", "bfloat16") else "float32"  # type: ignore[return-value]
 
     def summary(self, limits: RequestLimits) -> str:
         """With the engine's limits, in a line for its operator."""

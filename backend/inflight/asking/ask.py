@@ -24,7 +24,15 @@ class TextPair(msgspec.Struct, frozen=True):
     second: str
 
 
-Prompt = str | list[int] | TextPair
+class Illustrated(msgspec.Struct, frozen=True):
+    """A text with pictures, whose placeholders it has itself."""
+
+    text: str
+    files: list[bytes]
+    """Of the pictures, in the order of their placeholders."""
+
+
+Prompt = str | list[int] | TextPair | Illustrated
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):

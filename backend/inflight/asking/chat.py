@@ -13,7 +13,8 @@ from inflight.asking.tools.tool import Tool
 class Chat(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[dict[str, Any]]
     """As chat templates take them: role, content as text, tool_calls whose arguments are objects, and what the model
-    has thought under each of `template_habits.THOUGHTS`. At least one."""
+    has thought under each of `template_habits.THOUGHTS`. At least one. The content of a message with pictures is a list
+    of parts: texts, and what `images.image_part` makes."""
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = ToolChoice()
     template_kwargs: dict[str, Any] | None = None

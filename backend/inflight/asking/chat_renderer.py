@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inflight.asking.chat import Chat
 from inflight.asking.chat_template import THINKING, ChatTemplate
+from inflight.asking.images import without_files
 from inflight.asking.refusal import Refusal, unsupported
 from inflight.asking.tools.tool import definitions
 
@@ -55,7 +56,7 @@ class ChatRenderer:
         begins_answer = chat.adds_generation_prompt
         if chat.continues_final_message and begins_answer:
             raise Refusal("continues_final_message", "{0} needs {1} to be false", "adds_generation_prompt")
-        messages = chat.messages
+        messages = without_files(chat.messages)
         if not template.knows_developer:
             messages = [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
         return template.render(

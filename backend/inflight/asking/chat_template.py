@@ -33,6 +33,8 @@ from inflight.errors import ConfigurationError
 from inflight.text.safe_text import safe_text
 
 FILE = "chat_template.jinja"
+OF_PROCESSOR = "chat_template.json"
+"""Of older checkpoints with images, whose tokenizer may have another template, for text alone."""
 THINKING = "enable_thinking"
 """Variable of Qwen3's, GLM's and others' templates: whether the model thinks before it answers."""
 DEFAULT, TOOL_USE = "default", "tool_use"
@@ -105,7 +107,8 @@ class ChatTemplate:
         return _without_end(text, messages[-1]["content"]) if continue_final_message else text
 
 
-def _without_end(text: str, final: str) -> str:
+def _without_end(text: str, content: str | list[dict[str, Any]]) -> str:
+    final = content if isinstance(content, str) else str(content[-1].get("text", ""))
     final = final.strip()
     place = text.rfind(final)
     if not final or place < 0:
@@ -158,7 +161,7 @@ def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
             return {DEFAULT: path.read_text(encoding="utf-8")}
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"{path} cannot be read: {error}") from None
-    given = config.get("chat_template")
+    given = read_json(folder / OF_PROCESSOR).get("chat_template") or config.get("chat_template")
     if isinstance(given, list):
         named = {each["name"]: each["template"] for each in given if isinstance(each, dict)}
     else:

@@ -12,6 +12,7 @@ from inflight.asking.ask import Ask
 from inflight.asking.chat import Chat
 from inflight.asking.chat_format import ChatFormat
 from inflight.asking.chat_renderer import ChatRenderer
+from inflight.asking.images import Images, files_in
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.reasoning import reasoning_style
 from inflight.asking.reasoning_tokens import ReasoningTokens
@@ -19,9 +20,11 @@ from inflight.asking.refusal import Refusal, unsupported
 from inflight.asking.tool_use import CheckText, ToolUse, read_tools
 from inflight.asking.tools.parser import tool_tags
 from inflight.guided_decoding import GuidedDecodingParams
+from inflight.prompt_tuning import PromptTuningConfig
 from inflight.request_limits import RequestLimits
 from inflight.text.text_decoder import make_text_decoder
 from inflight.text.tokenizer import Tokenizer
+from inflight.vision.seen import Picture
 
 
 class Chats:
@@ -36,15 +39,18 @@ class Chats:
         tool_parser: str = "",
         reasoning_parser: str = "",
         check_text: CheckText | None = None,
+        images: Images | None = None,
     ) -> None:
         """`tool_parser`, `reasoning_parser`: families whose text the checkpoint writes, "" = none. `check_text`: of
-        calls' arguments, None = nobody checks them. Raises ConfigurationError."""
+        calls' arguments, None = nobody checks them. `images`: None = the model reads text alone. Raises
+        ConfigurationError."""
         self._tokenizer = tokenizer
         self._encoder = encoder
         self._renderer = renderer
         self._tool_parser = tool_parser
         self._reasoning = reasoning_style(reasoning_parser) if reasoning_parser else None
         self._check_text = check_text
+        self._images = images or Images(None, tokenizer)
         self._special_texts = frozenset(filter(None, map(tokenizer.token, tokenizer.special_ids)))
         self.tag_ids = self._special_ids(
             tool_tags(tool_parser) if tool_parser else (), () if self._reasoning is None else self._reasoning.tags
@@ -72,9 +78,25 @@ class Chats:
         return self._renderer.knows_effort
 
     def encode(self, chat: Chat, limits: RequestLimits) -> tuple[str, list[int]]:
-        """The text that the chat template makes of it, and its tokens. Raises Refusal."""
+        """The text that the chat template makes of it, and its tokens; those of a picture are placeholders. Raises
+        Refusal, and Unseen if it has pictures that have to be seen first."""
+        text, token_ids, _ = self._read(chat, limits)
+        return text, token_ids
+
+    def encode_with_rows(self, chat: Chat, limits: RequestLimits) -> tuple[str, list[int], PromptTuningConfig | None]:
+        """The same with the rows of the pictures in the place of their placeholders, and these. Raises as it does."""
+        text, token_ids, pictures = self._read(chat, limits)
+        if not pictures:
+            return text, token_ids, None
+        return text, *self._images.with_rows(token_ids, pictures, limits)
+
+    def _read(self, chat: Chat, limits: RequestLimits) -> tuple[str, list[int], list[Picture]]:
+        files = files_in(chat.messages)
+        pictures = self._images.seen(files, limits) if files else []
         text = self._renderer.render(chat)
-        return text, self._encoder.encode(text, limits, add_special_tokens=chat.adds_special_tokens)
+        if pictures:
+            text = self._images.written(text, pictures)
+        return text, self._encoder.encode(text, limits, add_special_tokens=chat.adds_special_tokens), pictures
 
     def tools(self, chat: Chat, ask: Ask | None = None) -> ToolUse | None:
         """None without tools. `ask`: what the chat is part of. Raises Refusal."""

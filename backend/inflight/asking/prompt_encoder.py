@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from inflight.asking.ask import Prompt, TextPair
+from inflight.asking.ask import Illustrated, Prompt, TextPair
 from inflight.asking.refusal import Kind, Refusal, context_too_long
 from inflight.request_limits import RequestLimits
 from inflight.text.tokenizer import Tokenizer
@@ -44,6 +44,8 @@ class PromptEncoder:
         is refused before it is tokenised, which would take long."""
         if isinstance(prompt, TextPair):
             return self.encode_pair(prompt, limits).token_ids
+        if isinstance(prompt, Illustrated):
+            return self.encode(prompt.text, limits, add_special_tokens=add_special_tokens, is_cut=is_cut)
         if not isinstance(prompt, str):
             return prompt
         if not prompt:

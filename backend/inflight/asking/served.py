@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import structs
 
-from inflight.asking.ask import Ask, Prompt, TextPair
+from inflight.asking.ask import Ask, Illustrated, Prompt, TextPair
 from inflight.asking.chat import Chat
+from inflight.asking.images import Images, not_read
 from inflight.asking.limit import Limit
 from inflight.asking.prepared import Prepared, PreparedPrompt, engines_refusal
 from inflight.asking.prompt_encoder import EncodedPair, PromptEncoder, shortened
@@ -24,6 +25,7 @@ from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
 from inflight.guided_decoding import GuidedDecodingParams
 from inflight.guides.requests import not_enforced, with_grammar
+from inflight.prompt_tuning import PromptTuningConfig
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.sampling import Sampling
@@ -32,6 +34,7 @@ from inflight.text.detokenizer import Detokenizer
 from inflight.text.stop_strings import StopStrings
 from inflight.text.text_decoder import make_text_decoder, prompt_text
 from inflight.text.tokenizer import Tokenizer
+from inflight.vision.families import TEXT_ALONE
 
 if TYPE_CHECKING:  # tritonserver's stubs serve no chats, and need not load what chats need
     from inflight.asking.chats import Chats
@@ -51,6 +54,8 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
     stop_strings: StopStrings | None
     guide: GuidedDecodingParams | None = None
     guide_field: str = ""
+    tuning: PromptTuningConfig | None = None
+    """Of a chat with pictures."""
 
 
 class Served:
@@ -63,14 +68,17 @@ class Served:
         encoder: PromptEncoder | None = None,
         chats: Chats | None = None,
         *,
+        images: Images | None = None,
         max_request_seconds: float = 0.0,
     ) -> None:
         """`tokenizer`: None = prompts are token ids, and nobody reads answers. `encoder`: None = the length of texts
-        has been checked. `chats`: None = nobody asks for any."""
+        has been checked. `chats`: None = nobody asks for any. `images`: of prompts that are no chats, None = they are
+        text alone."""
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._encoder = PromptEncoder(tokenizer) if encoder is None else encoder
         self._chats = chats
+        self._images = images
         self._max_request_ms = math.ceil(max_request_seconds * 1000)
 
     @property
@@ -83,15 +91,18 @@ class Served:
         return self._encoder.num_tokens_before(prompt.text) if prompt.text and not prompt.counts else 0
 
     def prepare(self, ask: Ask, limits: RequestLimits) -> Prepared:
-        """Raises Refusal."""
+        """Raises Refusal, and Unseen if pictures have to be seen first."""
         if isinstance(ask.prompt, Chat):
             return self._prepare_chat(ask, ask.prompt, limits)
         shared = self._with_guide(self._shared(ask, limits, len(ask.prompt)), ask)
         is_cut = bool(limits.pooled) and ask.limit.truncate_prompt_tokens is not None
         prompts = []
         for prompt in ask.prompt:
-            start = 0
-            if isinstance(prompt, TextPair):
+            start, own = 0, shared
+            if isinstance(prompt, Illustrated):
+                token_ids, tuning = self._illustrated(ask, prompt, limits)
+                own = structs.replace(shared, tuning=tuning)
+            elif isinstance(prompt, TextPair):
                 pair = self._encoder.encode_pair(prompt, limits, is_cut=is_cut)
                 token_ids, start = _cut_pair(pair, ask.limit, limits), pair.second_text_start
             else:
@@ -100,15 +111,29 @@ class Served:
                 )
                 if is_cut:
                     token_ids = _cut(token_ids, ask.limit, limits, self._encoder.num_behind(token_ids, limits))
-            prompts.append(self._prompt(ask, token_ids, limits, shared, prompt, second_text_start=start))
+            prompts.append(self._prompt(ask, token_ids, limits, own, prompt, second_text_start=start))
         return self._prepared(prompts, shared, limits)
+
+    def _illustrated(
+        self, ask: Ask, prompt: Illustrated, limits: RequestLimits
+    ) -> tuple[list[int], PromptTuningConfig]:
+        if self._images is None:
+            raise not_read(TEXT_ALONE)
+        if ask.further.get("prompt_tuning_config") is not None:
+            raise Refusal("prompt", "{0} holds an image beside embeddings of its own: give one of them")
+        pictures = self._images.seen(prompt.files, limits)
+        text = self._images.written(prompt.text, pictures)
+        token_ids = self._encoder.encode(text, limits, add_special_tokens=ask.adds_special_tokens)
+        return self._images.with_rows(token_ids, pictures, limits)
 
     def _prepare_chat(self, ask: Ask, chat: Chat, limits: RequestLimits) -> Prepared:
         chats = self.chats
         use = chats.tools(chat, ask)
-        text, token_ids = chats.encode(chat, limits)
+        text, token_ids, tuning = chats.encode_with_rows(chat, limits)
         format = chats.format(ask, use, text)
         shared = self._with_guide(self._shared(ask, limits, 1), ask, use)
+        if tuning is not None:
+            shared = structs.replace(shared, tuning=tuning)
         if format is None:
             return self._prepared([self._prompt(ask, token_ids, limits, shared)], shared, limits)
         if shared.guide is not None:
@@ -228,7 +253,7 @@ class Served:
                 num_return_sequences=ask.choices,
                 lora_request=ask.adapter,
                 second_text_start=second_text_start,
-                **ask.further,
+                **(ask.further if shared.tuning is None else {**ask.further, "prompt_tuning_config": shared.tuning}),
             )
             limits.validate(request)
             return with_grammar(request, limits)

@@ -45,7 +45,7 @@ class Habits(NamedTuple):
         if self.joins_thought and calls and content and "thinking" in message:
             message = {**message, **dict.fromkeys(THOUGHTS, f"{message['thinking']}\n{content}"), "content": ""}
             content = ""
-        if self.takes_parts:
+        if self.takes_parts and isinstance(content, str):
             content = [{"type": "text", "text": content}]
         if calls and self.takes_null and not message["content"]:
             content = None

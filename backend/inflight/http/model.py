@@ -8,6 +8,7 @@ from pathlib import Path
 from inflight.asking.chat_renderer import ChatRenderer
 from inflight.asking.chat_template import ChatTemplate
 from inflight.asking.chats import Chats
+from inflight.asking.images import Images
 from inflight.asking.pair_template import find_pair_template
 from inflight.asking.prompt_encoder import PromptEncoder
 from inflight.asking.sentence_files import find_activation, find_pooling, find_prompts
@@ -55,6 +56,8 @@ class Model:
         self._vector_of = pooling or find_pooling(checkpoint)
         self._score_of = find_activation(checkpoint)
         self._text_prompts = find_prompts(checkpoint, is_pooling_set=bool(pooling))
+        self.images: Images | None = None
+        """Once it has a service; to be closed."""
 
     @property
     def needs(self) -> Needs:
@@ -80,6 +83,7 @@ class Model:
         def fingerprint() -> str:
             return system_fingerprint((config.gpt_model_path, config.tokenizer_dir), dispatcher.front.description)
 
+        self.images = Images.of(config, self._tokenizer, lambda: dispatcher.front.description.embedding_type)
         chats = Chats(
             self._tokenizer,
             self._encoder,
@@ -87,6 +91,7 @@ class Model:
             tool_parser=self._tool_parser,
             reasoning_parser=self._reasoning_parser,
             check_text=check_text if config.guided_decoding_check else None,
+            images=self.images,
         )
         defaults, seconds = dispatcher.front.generation_defaults, options.max_request_seconds
         served = Served(self._tokenizer, defaults, self._encoder, chats, max_request_seconds=seconds)

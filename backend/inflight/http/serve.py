@@ -181,6 +181,9 @@ class OpenAIServer:
                 feed.stop()
             await asyncio.gather(*(engine.close() for engine in engines))
             threads.stop()
+            for model in self._models:
+                if model.images is not None:
+                    model.images.close()
             if self._spans is not None:
                 self._spans.close()
 
@@ -203,9 +206,11 @@ class OpenAIServer:
         seconds = self._options.unload_after_seconds
         while seconds:
             await asyncio.sleep(min(seconds / 4, LOOK_SECONDS))
-            for engine in engines:
+            for model, engine in zip(self._models, engines, strict=True):
                 if engine.is_on_demand and engine.seconds_idle() >= seconds:
                     await engine.unload()
+                    if model.images is not None:
+                        model.images.rest()
 
     def make_app(self, engines: Sequence[ModelEngine], threads: TextThreads, feeds: Mapping[str, BatchFeed]) -> ASGIApp:
         is_launched_here = self._options.launches_ranks
@@ -218,6 +223,8 @@ class OpenAIServer:
             counts = metrics.of_model(engine.name)
             service = model.service(engine.dispatcher, threads, counts, self._guard, self._spans, others)
             services.append(dataclasses.replace(service, all_models=services))
+            if model.images is not None and not engine.is_on_demand:
+                model.images.start()
         store = ResponseStore(self._options.max_stored_responses, self._options.max_stored_response_bytes)
         of_models = [self._dialects(service, store) for service in services]
         dialects: Sequence[Dialect] = of_models[0]

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from inflight.vision.vision import Unseen
+
 MAX_SHORT_BYTES = 16_384
 """Longest body of a short request, which is tokenised in a few milliseconds."""
 
@@ -22,9 +24,18 @@ class TextThreads:
         self._long = ThreadPoolExecutor(1, "inflight-text-long")
 
     async def run(self, num_bytes: int, work: Callable[[], T]) -> T:
-        """What `work` returns, on the thread for bodies of this length."""
-        lane = self._short if num_bytes <= MAX_SHORT_BYTES else self._long
-        return await asyncio.get_running_loop().run_in_executor(lane, work)
+        """What `work` returns, on the thread for bodies of this length. If it raises Unseen it is begun again once the
+        pictures have been seen, which holds up no thread."""
+        lane, loop = self._short if num_bytes <= MAX_SHORT_BYTES else self._long, asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(lane, work)
+        except Unseen as unseen:
+            seeing = unseen.see()
+        seen = await asyncio.wrap_future(seeing)
+        try:
+            return await loop.run_in_executor(lane, work)
+        finally:
+            del seen  # until now the work finds them
 
     def stop(self) -> None:
         """Wait for what they are doing."""

@@ -105,10 +105,14 @@ class ModelConfig:
         values = read_config_file(path)
         architecture = _architecture(path, values)
         text_part = TEXT_PARTS.get(architecture)
-        describe = _find_family(path, architecture if text_part is None else text_part.architecture)
-        check_values(path, values)
-        if text_part is not None:
-            check_values(path, _text_config(path, values))
+        if text_part is None:
+            describe = _find_family(path, architecture)
+            check_values(path, values)
+        else:
+            text = _text_config(path, values)
+            describe = _find_family(path, text_part.architecture_of(text.get("model_type")))
+            check_values(path, values)
+            check_values(path, text)
         given, values = values, read_values(path)
         tell_defaults(path, given, values)
         family = describe(ConfigValues(path, values))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from inflight.asking.images import Images
 from inflight.checkpoint_digest import checkpoint_digest
 from inflight.config import EngineConfig
 from inflight.errors import EngineUnavailable, InflightError, InvalidRequest, QueueFull, RequestCancelled
@@ -104,7 +105,8 @@ class BackendServer:
         self._is_unary = is_unary
         self._model_name = model_name
         self._spans = spans
-        builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults)
+        self._images = Images.of(config, tokenizer, lambda: executor.description.embedding_type)
+        builder = RequestBuilder(tokenizer, executor.limits, executor.generation_defaults, self._images)
         folders = (config.gpt_model_path, config.tokenizer_dir)
         resumption = Resumption(checkpoint_digest(folders, executor.description), executor.limits)
         self._preparation = Preparation(tokenizer, builder, resumption, config.exclude_input_in_output, dialect.repeats)
@@ -186,6 +188,7 @@ class BackendServer:
             ending.callback(self._metrics.stop)
             ending.callback(self._sending.stop)
             ending.callback(self._tokenizing.stop)
+            ending.callback(self._images.close)
             ending.callback(self._refuse_all)
             ending.callback(self._executor.shutdown)
             ending.callback(self._watch.stop)
@@ -246,7 +249,7 @@ class BackendServer:
         # From here on other threads may see the item, so nothing below may fail.
         self._metrics.count_accepted()
         self._items.add(item)
-        self._tokenizing.put(item, length)
+        self._tokenizing.put(item, length, has_images=bool(client.images))
 
     def _refuse(self, error: Exception, reply: Reply | PromptReply) -> None:
         code, sentence, outcome = refused(error)

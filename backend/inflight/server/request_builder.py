@@ -5,8 +5,12 @@ Knows the tokenizer, the checkpoint's defaults and the engine's limits: every Re
 
 from __future__ import annotations
 
-from inflight.asking.ask import Ask, Prompt
+import base64
+import binascii
+
+from inflight.asking.ask import Ask, Illustrated, Prompt
 from inflight.asking.guide import Guide
+from inflight.asking.images import Images
 from inflight.asking.limit import Limit
 from inflight.asking.refusal import Refusal
 from inflight.asking.served import Served
@@ -32,6 +36,7 @@ from inflight.speculative_decoding import (
     NGramDecodingConfig,
 )
 from inflight.text.tokenizer import Tokenizer
+from inflight.vision.vision import Unseen
 
 NONE = -1
 """In the tensors of retention: no end of a range, or no end of its time."""
@@ -46,19 +51,28 @@ WORDS = {"stop": "stop_words"}
 class RequestBuilder:
     """Turns ClientRequests into Requests. Thread safe."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: RequestLimits, defaults: GenerationDefaults) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, limits: RequestLimits, defaults: GenerationDefaults, images: Images | None = None
+    ) -> None:
+        """`images`: None = prompts are text alone."""
         self._tokenizer = tokenizer
-        self._served = Served(tokenizer, defaults)
+        self._served = Served(tokenizer, defaults, images=images)
         self.limits = limits
 
     def build(self, client: ClientRequest, request_id: int, triton_id: str) -> Request:
-        """Raises InvalidRequest with one sentence."""
+        """Of a client with images this waits until they have been seen. Raises InvalidRequest with one sentence."""
         if client.lora_order:
             return self._order(client, request_id, triton_id)
+        ask, seen = self._ask(client, request_id, triton_id), None
         try:
-            prepared = self._served.prepare(self._ask(client, request_id, triton_id), self.limits)
+            try:
+                prepared = self._served.prepare(ask, self.limits)
+            except Unseen as unseen:
+                seen = unseen.see().result()
+                prepared = self._served.prepare(ask, self.limits)
         except Refusal as refusal:
             raise InvalidRequest(refusal.said(WORDS)) from None
+        del seen  # until now they are found
         return prepared.prompts[0].request
 
     def _ask(self, client: ClientRequest, request_id: int, triton_id: str) -> Ask:
@@ -147,7 +161,8 @@ class RequestBuilder:
         elif client.prompt_embeds is not None:
             token_ids = own
         elif client.text and not own:
-            return self._prompt_tuning(client, []), client.text
+            prompt = Illustrated(client.text, list(map(_file, client.images))) if client.images else client.text
+            return self._prompt_tuning(client, []), prompt
         elif client.text:
             token_ids = own + self._tokenizer.encode(client.text)
         else:
@@ -203,6 +218,13 @@ class RequestBuilder:
                 f"end_id must be -1 (none) or a token id below {self.limits.vocab_size}, got {client.end_id}"
             )
         return [client.end_id]
+
+
+def _file(image: str) -> bytes:
+    try:
+        return base64.b64decode(image, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("image must hold files in base64") from None
 
 
 def _lora_config(client: ClientRequest) -> LoraConfig | None:

@@ -27,6 +27,8 @@ BESIDE = {
     "distributed": frozenset({"executor", "runtime", "models", "layers"}),
     # What a client wants is the same for every server and for programs that use the engine as a library.
     "asking": frozenset({"server", "http", "executor"}),
+    # Pictures become embeddings before a request is made; ranks know none.
+    "vision": frozenset({"server", "http", "asking"}),
     # Text is for whoever meets people: the two servers, and programs that use the engine as a library. Masks are made
     # of the bytes of tokens.
     "text": frozenset({"server", "http", "asking", "executor", "runtime"}),

@@ -1,4 +1,4 @@
-"""A conversation as clients write it, made what chat templates take: plain dictionaries with text as content."""
+"""A conversation as clients write it, made what `Chat` has: plain dictionaries with text as content, or parts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from inflight.asking.template_habits import THOUGHTS
 from inflight.http.api_error import APIError, invalid
+from inflight.http.dialects.image_urls import read_url
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 FIELDS: dict[str, type | tuple[type, ...]] = {
@@ -41,7 +42,7 @@ def _read(given: dict[str, Any], where: str) -> dict[str, Any]:
         raise invalid(f"{where}.role must be one of {', '.join(ROLES)}", f"{where}.role")
     if "content" not in message and message["role"] != "assistant":  # an answer may have been calls or reasoning alone
         raise invalid(f"{where}.content is missing", f"{where}.content")
-    message["content"] = _text(message.get("content", message.pop("refusal", "")), where)
+    message["content"] = _content(message.get("content", message.pop("refusal", "")), where, message["role"])
     message.pop("annotations", None)  # of an earlier answer: they say nothing to a model
     # Clients use the first two names for what a model has thought before an answer; templates know one of the three.
     thought = message.get("reasoning") or message.get("reasoning_content")
@@ -52,17 +53,30 @@ def _read(given: dict[str, Any], where: str) -> dict[str, Any]:
     return message
 
 
-def _text(content: str | list[Any], where: str) -> str:
+def _content(content: str | list[Any], where: str, role: str) -> str | list[dict[str, Any]]:
+    """Text; parts if there is an image among them."""
     if isinstance(content, str):
         return content
-    texts = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get({"refusal": "refusal"}.get(str(kind), "text")) if isinstance(part, dict) else None
-        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
-            raise invalid(f"{where}.content may hold parts of type text only: this engine reads text", where)
-        texts.append(text)
-    return "\n".join(texts)
+    parts = [_part(part, f"{where}.content[{index}]") for index, part in enumerate(content)]
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    if role != "user":
+        raise invalid(f"{where}.content may hold an image in a message of the user only", where)
+    return parts
+
+
+def _part(given: Any, where: str) -> dict[str, Any]:
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind in ("text", "input_text", "output_text", "refusal"):
+        text = given.get("refusal" if kind == "refusal" else "text")
+        if isinstance(text, str):
+            return {"type": "text", "text": text}
+    elif kind in ("image_url", "input_image"):
+        found = given.get("image_url")
+        url = found.get("url") if isinstance(found, dict) else found
+        if isinstance(url, str):
+            return read_url(url, f"{where}.image_url")
+    raise invalid(f"{where} must be text, or an image_url with a URL", where)
 
 
 def _tool_call(call: Any, where: str) -> dict[str, Any]:

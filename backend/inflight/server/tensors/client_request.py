@@ -19,6 +19,8 @@ class ClientRequest:
     batch_index: int | None = None
     """Its number among the prompts of one request; None = the request has no other."""
     text: str | None = None
+    images: list[str] | None = None
+    """In base64: files of the images whose placeholders `text` has."""
     input_ids: list[int] | None = None
     input_length: int | None = None
     """How many of `input_ids` count: the others are padding."""

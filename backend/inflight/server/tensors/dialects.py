@@ -38,6 +38,7 @@ from inflight.server.tensors.llmapi import LLMAPI
 from inflight.server.tensors.pooled import EMBEDDING, RERANK
 from inflight.server.tensors.processing import POSTPROCESSING, PREPROCESSING
 from inflight.server.tensors.tensor_values import (
+    read_images,
     read_numbers,
     read_prompt,
     read_resume_token,
@@ -62,6 +63,7 @@ LLM = Dialect(
     required=(("text_input", "input_ids", "prompt_embeds"), ("max_tokens",)),
     inputs=(
         InputTensor(name="text_input", dtype=TensorType.STRING, dims=(1,), field="text", read=read_prompt),
+        row("image", TensorType.STRING, read_images, "images"),
         row("input_ids", TensorType.INT32, read_token_ids),
         embeddings("prompt_embeds", TensorType.FP32),
         *PROMPT_TABLE,

@@ -32,6 +32,8 @@ MAX_WORDS_TOKENS = 32_768
 """Tokens of such a list."""
 MAX_TEXTS = 1024
 """Of a request, each of which is read by itself: as many as of one body of /v1/embeddings."""
+MAX_IMAGE_TEXT_BYTES = 2**30
+"""Of one image in base64: above what any engine takes of its file."""
 MAX_MATRIX_BYTES = 2**26
 """A request that has more does not fit into a message to the engine."""
 MAX_BATCH_BYTES = 2**26
@@ -138,6 +140,14 @@ def read_passages(name: str, array: Array, limits: ReadLimits) -> Value:
     """Texts that are read each by itself, shape [n] or [1, n]."""
     _check_row(name, array, MAX_TEXTS)
     return [_text(name, value, limits.max_text_bytes) for value in array.reshape(-1)]
+
+
+def read_images(name: str, array: Array, limits: ReadLimits) -> Value | None:
+    """Files in base64, shape [n] or [1, n]; none, or empty ones alone, count as not given. What they are is checked
+    where waiting for it holds up no other request."""
+    _check_row(name, array, MAX_TEXTS)
+    files = [value for value in array.reshape(-1) if value]
+    return [_text(name, value, MAX_IMAGE_TEXT_BYTES) for value in files] or None
 
 
 def read_numbers(name: str, array: Array, limits: ReadLimits) -> Value:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from inflight.errors import InvalidRequest
 from inflight.server.tensors.dialect import Default, Dialect, Gathering, InputTensor, OutputTensor, TensorType
-from inflight.server.tensors.entries import GUIDE_NOT_ENFORCED, NO_MEDIA, output, refused, scalar, single
+from inflight.server.tensors.entries import GUIDE_NOT_ENFORCED, output, refused, row, scalar, single
 from inflight.server.tensors.sampling_parameters import read_options, read_sampling_parameters
-from inflight.server.tensors.tensor_values import Array, ReadLimits, read_prompt, read_scalar
+from inflight.server.tensors.tensor_values import Array, ReadLimits, read_images, read_prompt, read_scalar
 
 DEFAULTS = (
     Default(field="max_tokens", value=16),
@@ -45,7 +45,7 @@ VLLM_MODEL = Dialect(
     read_parameters=read_options,
     inputs=(
         InputTensor(name="text_input", dtype=TensorType.STRING, dims=(1,), field="text", read=read_prompt),
-        refused("image", TensorType.STRING, 1, NO_MEDIA, b""),
+        row("image", TensorType.STRING, read_images, "images"),
         scalar("stream", TensorType.BOOL),
         InputTensor(name="sampling_parameters", dtype=TensorType.STRING, dims=(1,), fills=read_sampling_parameters),
         scalar("exclude_input_in_output", TensorType.BOOL),

@@ -1,7 +1,8 @@
 """The threads that tokenise requests and pass them to the engine, so that execute() never waits for a tokenizer.
 
 A megabyte of text takes a good part of a second. Short and long requests therefore have a thread each, which serves
-them in their order of arrival, so that neither kind delays the other. Knows nothing of tokens.
+them in their order of arrival, so that neither kind delays the other; those with images, which may take seconds, have
+another one. Knows nothing of tokens.
 """
 
 from __future__ import annotations
@@ -29,27 +30,29 @@ class TokenizingThreads(Generic[Item]):
         """`take(item)` is called on one of the threads for each item, to pass it to the engine or to answer it."""
         self._short = _Lane("inflight-text-short", take)
         self._long = _Lane("inflight-text-long", take)
+        self._images = _Lane("inflight-text-images", take)
+        self._lanes = (self._short, self._long, self._images)
 
     def start(self) -> None:
-        for lane in (self._short, self._long):
+        for lane in self._lanes:
             lane.start()
 
-    def put(self, item: Item, length: int) -> None:
+    def put(self, item: Item, length: int, *, has_images: bool = False) -> None:
         """Queue an item, which belongs to one of the threads from now on. `length`: see `text_length`."""
         lane = self._short if length <= MAX_SHORT_LENGTH else self._long
-        lane.items.put(item)
+        (self._images if has_images else lane).items.put(item)
 
     @property
     def num_waiting(self) -> int:
-        return self._short.items.qsize() + self._long.items.qsize()
+        return sum(lane.items.qsize() for lane in self._lanes)
 
     def join(self) -> None:
         """Wait until no item is queued or being handled."""
-        for lane in (self._short, self._long):
+        for lane in self._lanes:
             lane.items.join()
 
     def stop(self) -> None:
-        for lane in (self._short, self._long):
+        for lane in self._lanes:
             lane.stop()
 
 

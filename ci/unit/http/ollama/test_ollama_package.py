@@ -111,7 +111,8 @@ def test_models_and_orders_to_load_one(thinking: Running, client: ollama.Client)
     ("body", "status", "sentence"),
     [
         ({"model": "other:latest"}, 404, "model 'other:latest' not found"),
-        ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "messages[0].images is not"),
+        ({"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, 400, "this model reads text alone"),
+        ({"messages": [{"role": "user", "content": "a", "images": [1]}]}, 400, "messages[0].images must hold files"),
         ({"options": {"mirostat": 1}}, 400, "options.mirostat is not supported"),
         ({"options": {"wrong": 1}}, 400, "options: Object contains unknown field `wrong`"),
         ({"options": {"num_predict": 0}}, 400, "options.num_predict must be at least 1, or -1, got 0"),
@@ -131,9 +132,11 @@ def test_what_is_refused(thinking: Running, body: dict[str, Any], status: int, s
 
 
 def test_texts_ask_for_no_images_and_no_gaps(thinking: Running) -> None:
-    for name, value in (("suffix", "b"), ("context", [1]), ("images", ["a"]), ("template", "x")):
+    for name, value in (("suffix", "b"), ("context", [1]), ("template", "x")):
         response = thinking.post("/api/generate", {"model": "llm", "prompt": "a", name: value})
         assert response.status_code == 400 and response.json()["error"].startswith(f"{name} is not supported")
+    raw = thinking.post("/api/generate", {"model": "llm", "prompt": "a", "raw": True, "images": ["aGk="]})
+    assert raw.status_code == 400 and raw.json()["error"].startswith("images is not supported: with raw true")
 
 
 def test_a_stream_is_lines_of_json(running: Running) -> None:

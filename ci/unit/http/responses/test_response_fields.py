@@ -179,7 +179,17 @@ TABLE = [
     ({"input": [{"type": "computer_call"}]}, "input[0].type", "computer_call is none of message, function_call"),
     ({"input": [{"type": ["a"]}]}, "input[0].type", "none of"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "item_reference"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "reads text"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url", "Missing"),
+    (
+        {"input": [{"role": "system", "content": [{"type": "input_image", "image_url": "data:;base64,AA=="}]}]},
+        "input[0].content[0].type",
+        "is no text",
+    ),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:;base64,AA=="}]}]},
+        "input",
+        "this model reads text alone",
+    ),
     ({"input": [{**call("1", "Rome"), "arguments": "{"}]}, "input[0].arguments", "JSON object"),
     ({"input": [{**call("1", "Rome"), "arguments": "7"}]}, "input[0].arguments", "JSON object"),
     ({"input": [{**call("1", "Rome"), "call_id": None}]}, "input[0].call_id", "Expected"),

@@ -1,6 +1,6 @@
 """Messages with content blocks as the messages of a chat: what chat templates take.
 
-    user       text blocks are one message; each tool_result is a message of its own, of role tool
+    user       text and image blocks are one message; each tool_result is a message of its own, of role tool
     assistant  thinking, text and tool_use blocks are one message
 
 Turns of one role that follow each other are one turn, as at Anthropic.
@@ -15,9 +15,9 @@ import msgspec
 
 from inflight.http.api_error import APIError, invalid, of_validation, unsupported
 from inflight.http.dialects.anthropic.fields import MessageParam
+from inflight.http.dialects.image_urls import NO_FETCHING, url_part
 from inflight.text.safe_text import safe_text
 
-ONLY_TEXT = "this engine reads text"
 T = TypeVar("T")
 
 
@@ -30,6 +30,17 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 class Text(Block, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="text"):
     text: str
+
+
+class ImageSource(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    media_type: str = ""
+    data: str = ""
+    """The file in base64."""
+
+
+class Image(Block, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="image"):
+    source: ImageSource
 
 
 class Thought(Block, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="thinking"):
@@ -52,7 +63,7 @@ class ToolResult(Block, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
 
 KINDS: dict[str, dict[str, type[Block]]] = {
-    "user": {"text": Text, "tool_result": ToolResult},
+    "user": {"text": Text, "image": Image, "tool_result": ToolResult},
     "assistant": {"text": Text, "thinking": Thought, "tool_use": ToolUse},
     "system": {"text": Text},
 }
@@ -92,18 +103,33 @@ def _of_message(message: MessageParam, where: str) -> Iterator[dict[str, Any]]:
     if message.role == "assistant":
         yield _answer(blocks)
         return
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for index, block in enumerate(blocks):
         if isinstance(block, ToolResult):
-            if texts:
-                yield {"role": message.role, "content": "\n".join(texts)}
-                texts = []
+            if parts:
+                yield {"role": message.role, "content": _text_or_parts(parts)}
+                parts = []
             text = joined(block.content or "", f"{where}[{index}].content")
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
         elif isinstance(block, Text):
-            texts.append(block.text)
-    if texts or not blocks:
-        yield {"role": message.role, "content": "\n".join(texts)}
+            parts.append({"type": "text", "text": block.text})
+        elif isinstance(block, Image):
+            if block.source.type != "base64":
+                raise unsupported(f"{where}[{index}].source.type", NO_FETCHING)
+            parts.append(url_part(block.source.data, block.source.media_type))
+    if parts or not blocks:
+        yield {"role": message.role, "content": _text_or_parts(parts)}
+
+
+def _text_or_parts(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Parts if there is an image among them."""
+    if all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _parts_of(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _answer(blocks: list[Block]) -> dict[str, Any]:
@@ -123,7 +149,8 @@ def _answer(blocks: list[Block]) -> dict[str, Any]:
 
 def _one(turn: list[dict[str, Any]]) -> dict[str, Any]:
     """Messages of one role as one. Only the last may call tools."""
-    message = {**turn[-1], "content": "\n".join(each["content"] for each in turn if each["content"])}
+    contents = [part for each in turn if each["content"] for part in _parts_of(each["content"])]
+    message = {**turn[-1], "content": _text_or_parts(contents)}
     if thoughts := [each["reasoning"] for each in turn if each.get("reasoning")]:
         message["reasoning"] = "\n".join(thoughts)
     return message
@@ -135,7 +162,7 @@ def _blocks(given: list[dict[str, Any]], kinds: dict[str, type[Block]], where: s
         if kind == "redacted_thinking":
             raise unsupported(place, "only the service that has encrypted thinking can read it")
         if not isinstance(kind, str) or kind not in kinds:
-            raise unsupported(f"{place}.type", f"{safe_text(str(kind))} is none of {', '.join(kinds)}: {ONLY_TEXT}")
+            raise unsupported(f"{place}.type", f"{safe_text(str(kind))} is none of {', '.join(kinds)}")
         yield read_struct(each, kinds[kind], place)
 
 

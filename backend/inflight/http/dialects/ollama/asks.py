@@ -13,9 +13,9 @@ from inflight.asking.show import Show, output_config
 from inflight.asking.stop import Stop
 from inflight.http.api_error import invalid, unsupported
 from inflight.http.dialects.body import read_seed
+from inflight.http.dialects.image_urls import url_part
 from inflight.http.dialects.messages import read_messages
 from inflight.http.dialects.ollama.fields import (
-    ONLY_TEXT,
     Body,
     ChatBody,
     GenerateBody,
@@ -54,9 +54,11 @@ def generate_ask(body: GenerateBody, chats: Chats, adapter: LoRARequest | None) 
     """Raises APIError."""
     text = body.prompt or ""
     if body.raw:
+        if body.images:
+            raise unsupported("images", "with raw true the prompt has no place for them")
         return _ask(body, [text], chats, adapter)
     system = [{"role": "system", "content": body.system}] if body.system else []
-    messages = read_messages([*system, {"role": "user", "content": text}])
+    messages = read_messages([*system, {"role": "user", "content": _with_images(text, body.images, "images")}])
     return _ask(body, _chat(body, chats, messages), chats, adapter)
 
 
@@ -128,8 +130,7 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     waiting: list[str] = []
     for index, each in enumerate(given):
         message = {name: value for name, value in each.items() if value is not None}
-        if message.pop("images", None):
-            raise unsupported(f"messages[{index}].images", ONLY_TEXT)
+        images = message.pop("images", None)
         thought, name = message.pop("thinking", None), message.pop("tool_name", None)
         if thought:
             message["reasoning"] = thought
@@ -140,8 +141,18 @@ def _messages(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
             waiting = [call["id"] for call in message["tool_calls"]]
         elif message.get("role") == "tool":
             message.setdefault("tool_call_id", waiting.pop(0) if waiting else "")
-        messages.append({"content": "", **message})
+        message.setdefault("content", "")
+        messages.append({**message, "content": _with_images(message["content"], images, f"messages[{index}].images")})
     return read_messages(messages)
+
+
+def _with_images(text: Any, images: Any, where: str) -> Any:
+    """The content of a message: images stand before its text, as at Ollama."""
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(each, str) for each in images):
+        raise invalid(f"{where} must hold files in base64", where)
+    return [*map(url_part, images), {"type": "text", "text": text}]
 
 
 def _calls(given: Any, index: int) -> list[dict[str, Any]]:

@@ -14,9 +14,7 @@ from inflight.asking.tools.tool import Tool
 from inflight.http.api_error import invalid, unsupported
 from inflight.text.safe_text import safe_text
 
-ONLY_TEXT = "this engine reads text"
 REFUSED: dict[str, tuple[object, str]] = {
-    "images": ([], ONLY_TEXT),
     "suffix": ("", "the engine continues texts, it does not fill gaps"),
     "template": ("", "the checkpoint has its own: send raw true and the whole prompt"),
     "context": ([], "send the conversation to /api/chat: equal prefixes are cached"),

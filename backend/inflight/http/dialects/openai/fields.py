@@ -270,7 +270,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "web_search_options": ((), NOT_HERE),
     "verbosity": (("medium",), NOT_HERE),
     "prompt_cache_retention": (IN_MEMORY, "tritonserver's model `llm` takes retention tensors"),
-    "mm_processor_kwargs": ((), "this engine reads text"),
+    "mm_processor_kwargs": ((), "images are read as the checkpoint's own processor has it"),
 }
 """Field -> the values that ask for nothing, and why others are refused."""
 

@@ -1,5 +1,6 @@
 """The items of a conversation: messages, reasoning, calls of functions and their outputs, as clients send them and as
-responses hold them. Those that were read have their content and their outputs as text.
+responses hold them. Those that were read have their content and their outputs as text, or content as parts where it
+holds an image.
 
 Ids, states, phases, annotations and log probabilities come back with the items of responses. They say nothing to a
 model.
@@ -27,6 +28,13 @@ class TextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
+
+
+class ImagePart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["input_image"]
+    image_url: str
+    detail: str | None = None
+    """Without effect: the checkpoint's processor chooses the size."""
 
 
 class RefusalPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,7 +121,7 @@ def _read(given: dict[str, Any], where: str) -> Item:
         raise unsupported(f"{where}.type", f"{named} is none of {', '.join(KINDS)}")
     item = read_struct(given, KINDS[kind], where)
     if isinstance(item, Message):
-        return structs.replace(item, content=_text(item.content, f"{where}.content"))
+        return structs.replace(item, content=_content(item.content, f"{where}.content", has_images=item.role == "user"))
     if isinstance(item, FunctionCallOutput):
         return structs.replace(item, output=_text(item.output, f"{where}.output"))
     if isinstance(item, Reasoning) and item.encrypted_content is not None:
@@ -121,6 +129,19 @@ def _read(given: dict[str, Any], where: str) -> Item:
     if isinstance(item, FunctionCall) and not is_json_object(item.arguments):
         raise invalid(f"{where}.arguments must be a JSON object", f"{where}.arguments")
     return item
+
+
+def _content(content: str | list[dict[str, Any]], where: str, *, has_images: bool) -> str | list[dict[str, Any]]:
+    if isinstance(content, str) or not has_images or all(part.get("type") != "input_image" for part in content):
+        return _text(content, where)
+    return [
+        msgspec.to_builtins(
+            read_struct(part, ImagePart, f"{where}[{index}]")
+            if part.get("type") == "input_image"
+            else _part(part, f"{where}[{index}]")
+        )
+        for index, part in enumerate(content)
+    ]
 
 
 def _text(content: str | list[dict[str, Any]], where: str) -> str:
@@ -135,5 +156,5 @@ def _part(given: dict[str, Any], where: str) -> TextPart | RefusalPart:
     if kind == "refusal":
         return read_struct(given, RefusalPart, where)
     if kind not in ("input_text", "output_text"):
-        raise unsupported(f"{where}.type", f"{safe_text(str(kind))} is no text, and this engine reads text")
+        raise unsupported(f"{where}.type", f"{safe_text(str(kind))} is no text")
     return read_struct(given, TextPart, where)

@@ -1,0 +1,144 @@
+"""The vision process: what kills it, what takes too long, what it keeps.
+
+Run: pytest ci/unit/vision/test_vision.py
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hostile_images import HOSTILE
+from image_checkpoints import file_of, make_image, make_image_checkpoint
+
+from inflight.vision.messages import Settings
+from inflight.vision.seen import Picture, Seen, Unreadable
+from inflight.vision.tower import Tower
+from inflight.vision.vision import Unseen, Vision
+
+pytestmark = pytest.mark.slow
+
+PATIENCE = 180
+FILE = file_of(make_image(40, 30))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_image_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llava-llama").folder
+
+
+@pytest.fixture(scope="module")
+def vision(folder: Path) -> Iterator[Vision]:
+    vision = Vision(Settings(folder=str(folder), max_pixels=2**24, max_seconds=PATIENCE), 2**20)
+    yield vision
+    vision.close()
+
+
+def see(vision: Vision, *files: bytes) -> list[Seen]:
+    return vision.see(files, "float32").result(PATIENCE)
+
+
+def picture(vision: Vision, file: bytes = FILE) -> Picture:
+    (seen,) = see(vision, file)
+    assert isinstance(seen, Picture), seen
+    return seen
+
+
+def test_its_rows_are_the_towers(vision: Vision, folder: Path) -> None:
+    expected = Tower.load(folder).see(make_image(40, 30))
+    found = picture(vision)
+    assert found.text == expected.text
+    assert np.array_equal(found.rows.rows(np.arange(found.rows.num_rows)), expected.rows_RD.numpy())
+    (rounded,) = vision.see([FILE], "bfloat16").result(PATIENCE)
+    assert isinstance(rounded, Picture)
+    values = torch.from_numpy(rounded.rows.rows(np.arange(found.rows.num_rows)))
+    assert torch.equal(values, expected.rows_RD.bfloat16().float())
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_gets_a_sentence_and_the_process_lives(vision: Vision, name: str) -> None:
+    picture(vision)
+    pid = vision.pid
+    file, words = HOSTILE[name]
+    (seen,) = see(vision, file)
+    assert isinstance(seen, Unreadable) and words in seen.why and "\n" not in seen.why
+    assert vision.find([file], "float32") == [seen], "it need not be opened again"
+    picture(vision, file_of(make_image(40, 30, seed=len(name))))
+    assert vision.pid == pid
+
+
+def test_its_memory_is_bounded(vision: Vision) -> None:
+    picture(vision)
+    limits = Path(f"/proc/{vision.pid}/limits").read_text()
+    (line,) = (line for line in limits.splitlines() if line.startswith("Max address space"))
+    assert line.split()[3].isdigit()
+
+
+def test_it_gives_way_to_the_ranks(vision: Vision) -> None:
+    picture(vision)
+    assert vision.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, vision.pid) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_a_picture_that_kills_it_is_told_and_another_process_goes_on(vision: Vision) -> None:
+    before = picture(vision)
+    pid = vision.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    deadly = file_of(make_image(33, 33))
+    seeing = vision.see([deadly], "float32")
+    os.kill(pid, signal.SIGKILL)
+    (seen,) = seeing.result(PATIENCE)
+    assert isinstance(seen, Unreadable) and seen.why.endswith("ended with code -9")
+    assert picture(vision, deadly), "it is tried again when it comes again"
+    assert vision.pid not in (None, pid)
+    with pytest.raises(Unseen):
+        vision.find([b"never seen"], "float32")
+    assert picture(vision) is before, "what has been seen is kept"
+
+
+def test_a_picture_that_takes_too_long_is_told(folder: Path) -> None:
+    vision = Vision(Settings(folder=str(folder), max_pixels=2**20, max_seconds=1e-6), 2**20)
+    try:
+        (seen,) = see(vision, FILE)
+    finally:
+        vision.close()
+    assert seen == Unreadable(why="took longer than 1e-06 s to read (image_timeout_ms)", is_lasting=False)
+
+
+def test_what_has_not_been_used_for_longest_is_given_up(folder: Path) -> None:
+    """But for what somebody holds."""
+    files = [file_of(make_image(40, 30, seed=seed)) for seed in range(3)]
+    vision = Vision(Settings(folder=str(folder), max_pixels=2**20, max_seconds=PATIENCE), 5000)
+    try:
+        held = see(vision, files[0])
+        see(vision, files[1])
+        see(vision, files[1], files[0])
+        see(vision, files[2])
+        gc.collect()
+        assert vision.find(files[:1], "float32") == held
+        assert vision.find(files[2:], "float32")
+        with pytest.raises(Unseen) as unseen:
+            vision.find(files[1:2], "float32")
+        again = unseen.value.see().result(PATIENCE)
+        assert vision.find(files[1:2], "float32") == again
+    finally:
+        vision.close()
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_told_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    vision = Vision(Settings(folder=str(tmp_path), max_pixels=2**20, max_seconds=PATIENCE), 2**20)
+    try:
+        assert "cannot be loaded" in vision.start().result(PATIENCE)
+        (seen,) = see(vision, FILE)
+        assert isinstance(seen, Unreadable) and seen.why == f"cannot be read: {vision.why_none}"
+        assert vision.pid is None
+    finally:
+        vision.close()
