@@ -14,6 +14,7 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from transformers.utils import logging as transformers_logging
@@ -23,14 +24,24 @@ from inflight.prompt_tuning import EmbeddingTable, EmbeddingType
 from inflight.vision.messages import Answer, Ready, See, Unusable, encoder, see_decoder, settings_decoder
 from inflight.vision.opening import BadImage, open_image
 from inflight.vision.seen import Picture, Unreadable
-from inflight.vision.tower import Tower
+from inflight.vision.tower import SeenImage, Tower
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 NICENESS = 10
 """As that of spare ranks: a busy core then gives about a tenth of its time to this process."""
 LOAD_SECONDS = 300
 WORKING_BYTES = 8 * 2**30
 """Of address space for a picture, besides what the process has when it is loaded."""
+NO_MEMORY = "can't allocate memory"
+"""In torch's sentence about it."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class Sight(Protocol):
+    def see(self, image: Image) -> SeenImage:
+        """See Tower."""
 
 
 def serve(connection: Connection, tower: Tower, max_pixels: int, max_seconds: float) -> None:
@@ -46,14 +57,14 @@ def serve(connection: Connection, tower: Tower, max_pixels: int, max_seconds: fl
             connection.send_bytes(encoder.encode(seen))
 
 
-def look(tower: Tower, see: See, max_pixels: int) -> Answer:
+def look(tower: Sight, see: See, max_pixels: int) -> Answer:
     try:
         found = tower.see(open_image(see.data, max_pixels))
     except BadImage as error:
         return Answer(unreadable=Unreadable(why=str(error)))
-    except MemoryError:
-        return Answer(unreadable=Unreadable(why="takes too much memory"))
     except Exception as error:  # of the checkpoint's processor, about this picture
+        if isinstance(error, MemoryError) or NO_MEMORY in str(error):
+            return Answer(unreadable=Unreadable(why="takes too much memory to read"))
         print(f"inflight: a picture could not be read: {type(error).__name__}", file=sys.stderr, flush=True)
         return Answer(unreadable=Unreadable(why="is not taken by the model's image processor"))
     return Answer(picture=Picture(text=found.text, rows=table_of(found.rows_RD, see.dtype)))

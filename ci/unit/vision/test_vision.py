@@ -16,11 +16,13 @@ import pytest
 import torch
 from hostile_images import HOSTILE
 from image_checkpoints import file_of, make_image, make_image_checkpoint
+from PIL import Image
 
-from inflight.vision.messages import Settings
+from inflight.vision.messages import See, Settings
 from inflight.vision.seen import Picture, Seen, Unreadable
-from inflight.vision.tower import Tower
+from inflight.vision.tower import SeenImage, Tower
 from inflight.vision.vision import Unseen, Vision
+from inflight.vision.worker import look
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +80,22 @@ def test_its_memory_is_bounded(vision: Vision) -> None:
     limits = Path(f"/proc/{vision.pid}/limits").read_text()
     (line,) = (line for line in limits.splitlines() if line.startswith("Max address space"))
     assert line.split()[3].isdigit()
+
+
+def test_what_takes_too_much_memory_or_is_not_taken_is_told() -> None:
+    class Full:
+        def see(self, image: Image.Image) -> SeenImage:
+            torch.empty(2**60, dtype=torch.uint8)
+            raise AssertionError
+
+    class Strict:
+        def see(self, image: Image.Image) -> SeenImage:
+            raise ValueError("Unable to infer channel dimension format")
+
+    asked = See(data=FILE, dtype="float32")
+    assert look(Full(), asked, 10_000).unreadable == Unreadable(why="takes too much memory to read")
+    refused = Unreadable(why="is not taken by the model's image processor")
+    assert look(Strict(), asked, 10_000).unreadable == refused
 
 
 def test_it_gives_way_to_the_ranks(vision: Vision) -> None:

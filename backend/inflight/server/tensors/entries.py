@@ -18,7 +18,7 @@ from inflight.server.tensors.tensor_values import (
     read_seed,
 )
 
-NO_MEDIA = "this engine reads text, token ids and embeddings only"
+NO_MEDIA = "this model reads text, token ids and embeddings; llm and vllm_model read images, in their tensor image"
 NO_ENCODER = "this engine serves decoders only"
 
 
