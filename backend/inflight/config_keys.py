@@ -97,7 +97,7 @@ LARGEST = {
     "secondary_offload_min_priority": MAX_PRIORITY,
     "max_tensor_bytes_per_request": 2**48,
     "max_prompt_embedding_bytes": 48 * 2**20,  # a message to the leader may have 64 MiB
-    "max_images": 2**10,
+    "max_images": 2**8,
     "max_image_bytes": 2**30,
     "max_image_pixels": 2**30,
     "max_image_cache_bytes": 2**48,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
+from inflight.errors import QueueFull
 from inflight.prompt_tuning import EmbeddingType
 from inflight.vision.messages import Settings
 from inflight.vision.process import VisionFailed, VisionProcess
@@ -20,6 +21,8 @@ from inflight.vision.seen import Picture, Seen, Unreadable
 
 logger = logging.getLogger(__name__)
 
+MAX_WAITING = 256
+"""Pictures: more would wait for minutes. Never fewer than one conversation may have."""
 ENTRY_BYTES = 1024
 """What an entry of the cache takes besides its rows."""
 
@@ -33,7 +36,7 @@ class Unseen(Exception):
         self._vision, self._files, self._dtype = vision, files, dtype
 
     def see(self) -> Future[list[Seen]]:
-        """As long as somebody holds the result, `Vision.find` finds the same."""
+        """As long as somebody holds the result, `Vision.find` finds the same. Raises QueueFull."""
         return self._vision.see(self._files, self._dtype)
 
 
@@ -49,6 +52,8 @@ class Vision:
         self._num_cached_bytes = 0
         self._held: WeakValueDictionary[bytes, Seen] = WeakValueDictionary()
         """With those of requests in the making."""
+        self._num_waiting = 0
+        """Pictures that were asked for and have not been seen."""
         self._is_closing = False
         self.why_none = ""
         """Why no picture can ever be read; "" = they can, as far as is known."""
@@ -81,8 +86,19 @@ class Vision:
         return seen
 
     def see(self, files: Sequence[bytes], dtype: EmbeddingType) -> Future[list[Seen]]:
-        """One picture after the other, behind those that were asked for before."""
-        return self._thread.submit(lambda: [self._see(data, dtype) for data in files])
+        """One picture after the other, behind those that were asked for before. Raises QueueFull if too many wait. A
+        result that is cancelled before its turn takes no time."""
+        with self._lock:
+            if self._num_waiting + len(files) > MAX_WAITING:
+                raise QueueFull(f"{self._num_waiting} images wait to be read: try again later")
+            self._num_waiting += len(files)
+        seeing = self._thread.submit(lambda: [self._see(data, dtype) for data in files])
+        seeing.add_done_callback(lambda _: self._count_done(len(files)))
+        return seeing
+
+    def _count_done(self, num_files: int) -> None:
+        with self._lock:
+            self._num_waiting -= num_files
 
     def close(self) -> None:
         """End the process, also while it reads."""

@@ -18,6 +18,8 @@ from hostile_images import HOSTILE
 from image_checkpoints import file_of, make_image, make_image_checkpoint
 from PIL import Image
 
+from inflight.errors import QueueFull
+from inflight.vision import vision as vision_module
 from inflight.vision.messages import See, Settings
 from inflight.vision.seen import Picture, Seen, Unreadable
 from inflight.vision.tower import SeenImage, Tower
@@ -119,6 +121,26 @@ def test_a_picture_that_kills_it_is_told_and_another_process_goes_on(vision: Vis
     with pytest.raises(Unseen):
         vision.find([b"never seen"], "float32")
     assert picture(vision) is before, "what has been seen is kept"
+
+
+def test_no_more_wait_than_can_be_seen_in_time(vision: Vision, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given up before its turn makes room."""
+    monkeypatch.setattr(vision_module, "MAX_WAITING", 2)
+    picture(vision)
+    pid = vision.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    files = [file_of(make_image(30, 40, seed=100 + seed)) for seed in range(3)]
+    first = vision.see(files[:1], "float32")
+    second = vision.see(files[1:2], "float32")
+    with pytest.raises(QueueFull, match="2 images wait to be read"):
+        vision.see(files[2:], "float32")
+    assert second.cancel()
+    third = vision.see(files[2:], "float32")
+    os.kill(pid, signal.SIGCONT)
+    assert all(isinstance(seeing.result(PATIENCE)[0], Picture) for seeing in (first, third))
+    with pytest.raises(Unseen):
+        vision.find(files[1:2], "float32")
 
 
 def test_a_picture_that_takes_too_long_is_told(folder: Path) -> None:
