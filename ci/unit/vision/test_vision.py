@@ -143,6 +143,15 @@ def test_no_more_wait_than_can_be_seen_in_time(vision: Vision, monkeypatch: pyte
         vision.find(files[1:2], "float32")
 
 
+def test_it_rests_and_comes_back(vision: Vision) -> None:
+    """As with a model that is unloaded."""
+    before = picture(vision)
+    vision.rest()
+    assert see(vision, FILE) == [before], "what has been seen needs no process"
+    assert vision.pid is None
+    assert picture(vision, file_of(make_image(21, 22))) and vision.pid is not None
+
+
 def test_a_picture_that_takes_too_long_is_told(folder: Path) -> None:
     vision = Vision(Settings(folder=str(folder), max_pixels=2**20, max_seconds=1e-6), 2**20)
     try:
