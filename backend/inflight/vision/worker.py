@@ -34,6 +34,7 @@ NICENESS = 10
 LOAD_SECONDS = 300
 WORKING_BYTES = 8 * 2**30
 """Of address space for a picture, besides what the process has when it is loaded."""
+NO_PILLOW = "images need Pillow in this environment: pip install 'inflight[images]'"
 NO_MEMORY = "can't allocate memory"
 """In torch's sentence about it."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -99,7 +100,7 @@ def main(descriptor: str, settings_json: str) -> None:
 
         tower = Tower.load(Path(settings.folder))
     except (ConfigurationError, ImportError) as error:
-        why = "pictures need the package pillow" if isinstance(error, ImportError) else str(error)
+        why = NO_PILLOW if isinstance(error, ImportError) else str(error)
         connection.send_bytes(encoder.encode(Unusable(why=why)))
         return
     signal.alarm(0)
