@@ -66,6 +66,7 @@ def write_decoder(folder: Path, name: str, num_labels: int = 3) -> Any:
     family = next(each for each in sorted(OF_FAMILIES, key=len, reverse=True) if name.startswith(each))
     config = copy.deepcopy(CONFIGS[OF_FAMILIES[family]])
     config.num_labels = num_labels
+    config.dtype = torch.float32  # transformers notes there what other tests have saved it in
     model = getattr(transformers, name)(config).eval()
     if needs_eager(config):
         model.set_attn_implementation("eager")
