@@ -46,7 +46,7 @@ OPTIONS = {
 NUM_CHUNKS = 20
 """After which the rank is killed."""
 STAGES = {
-    "the engine is lost": "the ranks are lost",
+    "the engine llm is lost": "the ranks are lost",
     "spare ranks take over": "loaded spares take over",
     "inflight.models.": "a new rank has started and loads the model",
     "inflight.worker] ready": "it is loaded",

@@ -71,6 +71,7 @@ class Executor(RemoteFront):
         super().__init__(
             config,
             *make_launchers(config, name),
+            name=name,
             keep_trying=keep_trying,
             keeps_statistics=keeps_statistics,
             on_engine_death=on_engine_death,
@@ -102,7 +103,7 @@ def attach_executor(
         engine = config
     config = dataclasses.replace(config, **{key: getattr(engine, key) for key in KNOWN_TO_FRONTS})
     addresses = [EngineAddress.of(name, directory, replica) for replica in range(config.data_parallel_size)]
-    return RemoteFront(config, *map(AttachedLauncher, addresses), on_engine_death=on_engine_death)
+    return RemoteFront(config, *map(AttachedLauncher, addresses), name=name, on_engine_death=on_engine_death)
 
 
 def find_engine_config(name: str, seconds: float) -> EngineConfig:

@@ -46,7 +46,7 @@ def make_front(options: OpenAIOptions) -> RemoteFront:
     if not options.launches_ranks:
         return attach_executor(config, options.engine)
     config = resolve_config(None, config)
-    return RemoteFront(config, *make_launchers(config, options.engine))
+    return RemoteFront(config, *make_launchers(config, options.engine), name=options.engine)
 
 
 def with_statistics(config: EngineConfig, num_iterations: int) -> EngineConfig:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 LINE = re.compile(
     r"E\d{4} [^\]]*\binflight\.executor\.front\.connection\] "
-    r"((?:replica \d+ of )?the engine is lost): (.+); (\d+) requests go on, (\d+) were ended"
+    r"((?:replica \d+ of )?the engine(?: \S+)? is lost): (.+); (\d+) requests go on, (\d+) were ended"
 )
 ONLY_FOUND = "the engine's launch has ended"
 """The reason of a front that has not launched the ranks. The one that has knows more."""

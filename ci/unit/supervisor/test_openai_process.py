@@ -19,9 +19,10 @@ from free_ports import free_port
 from waiting import until
 
 from inflight import log_output
+from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError
-from inflight.executor.front.connection import Connection
 from inflight.executor.front.engine_state import EngineState
+from inflight.executor.front.remote import RemoteFront
 from inflight.executor.launchers.attached import AttachedLaunch
 from inflight.openai_options import OpenAIOptions
 from inflight.supervisor import openai_process, output_pipe, processes
@@ -186,18 +187,18 @@ def test_it_may_finish_until_the_deadline(play: Play) -> None:
 
 
 KNOWN = "rank process 7 has died"
+NO_RANKS: Any = SimpleNamespace(owns_ranks=False)
 
 
-def loss(reason: str, num_left: int, num_ended: int, *, num_replicas: int = 1) -> str:
+def loss(reason: str, num_left: int, num_ended: int, *, num_replicas: int = 1, name: str = "llm") -> str:
     """The line that a front logs about its requests, of replica 1 if there are several."""
     told: list[logging.LogRecord] = []
-    front = SimpleNamespace(
-        _replica_lost=lambda *args: num_ended, num_requests_in_flight=lambda: num_left, num_replicas=num_replicas
-    )
-    connection: Any = SimpleNamespace(_front=front, _replica=1, _on_death=None)
+    front: Any = RemoteFront(EngineConfig(), *[NO_RANKS] * num_replicas, name=name)
+    front._replica_lost = lambda *args: num_ended
+    front.num_requests_in_flight = lambda: num_left
     logger = logging.getLogger("inflight.executor.front.connection")
     logger.addFilter(told.append)
-    Connection._lose(connection, EngineState.RELAUNCHING, "", reason)
+    front._connections[-1]._lose(EngineState.RELAUNCHING, "", reason)
     logger.removeFilter(told.append)
     return f"{log_output._Formatter().format(told[0])}\n"
 
@@ -215,7 +216,8 @@ def test_lost_ranks_are_one_line_for_all_fronts(tmp_path: Path, capfd: pytest.Ca
     log.follow(os.fdopen(pipes[0][0]))
     log.tell_errors()
     os.write(pipes[1][1], f"{loss(found, 0, 0)}another line\n".encode())
-    os.write(pipes[0][1], f"{loss(KNOWN, 40, 1)}{loss(found, 2, 0)}{loss(KNOWN, 3, 0, num_replicas=2)}".encode())
+    fronts = (loss(KNOWN, 40, 1), loss(found, 2, 0), loss(KNOWN, 3, 0, num_replicas=2), loss(KNOWN, 5, 0, name="b"))
+    os.write(pipes[0][1], "".join(fronts).encode())
     for _, writing in pipes:
         os.close(writing)
     process._copy(pipes[1][0])
@@ -226,8 +228,9 @@ def test_lost_ranks_are_one_line_for_all_fronts(tmp_path: Path, capfd: pytest.Ca
     losses.tell_settled()
     losses.tell_settled()
     assert told == [
-        f"the engine is lost: {KNOWN}; 42 requests go on, 1 were ended",
-        f"replica 1 of the engine is lost: {KNOWN}; 3 requests go on, 0 were ended",
+        f"the engine llm is lost: {KNOWN}; 42 requests go on, 1 were ended",
+        f"replica 1 of the engine llm is lost: {KNOWN}; 3 requests go on, 0 were ended",
+        f"the engine b is lost: {KNOWN}; 5 requests go on, 0 were ended",
     ]
     assert capfd.readouterr().err == "another line\n"
 

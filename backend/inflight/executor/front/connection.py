@@ -184,7 +184,8 @@ class Connection:
                 self._lose(EngineState.DOWN, NOT_BACK, end.reason)
             elif has_ever_served and not end.has_served:
                 num_left = self._front.num_requests_in_flight()
-                logger.warning("the ranks are not back yet: %s; %d requests go on", end.reason, num_left)
+                what = f"the ranks of {self._front.called}"
+                logger.warning("%s are not back yet: %s; %d requests go on", what, end.reason, num_left)
             # Where ranks are only found, or wait, the next ones cost nothing.
             may_open_at_once = end.has_served and (self._launcher.num_spares or not self._launcher.owns_ranks)
             seconds = 0.0 if may_open_at_once else backoff.failed()
@@ -194,7 +195,7 @@ class Connection:
             if self._closing.is_set():
                 return
             self._relaunch_asked.clear()
-            logger.info("trying to bring the engine's ranks back")
+            logger.info("trying to bring back the ranks of %s", self._front.called)
 
     def _wait_for_relaunch(self, seconds: float | None) -> None:
         """Until so much time has passed, None = without end, or somebody asks for it."""
@@ -254,8 +255,8 @@ class Connection:
     def _lose(self, state: EngineState, sentence: str, reason: str) -> None:
         num_ended = self._front._replica_lost(state, sentence, self._replica)
         num_left = self._front.num_requests_in_flight()
-        which = f"replica {self._replica} of " if self._front.num_replicas > 1 else ""
-        logger.error("%sthe engine is lost: %s; %d requests go on, %d were ended", which, reason, num_left, num_ended)
+        what = (f"replica {self._replica} of " if self._front.num_replicas > 1 else "") + self._front.called
+        logger.error("%s is lost: %s; %d requests go on, %d were ended", what, reason, num_left, num_ended)
         if self._on_death is not None:
             self._on_death(reason)
 

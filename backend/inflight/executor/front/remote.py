@@ -27,17 +27,21 @@ class RemoteFront(Front):
         self,
         config: EngineConfig,
         *launchers: Launcher,
+        name: str = "",
         keep_trying: bool = True,
         keeps_statistics: bool = True,
         on_engine_death: Callable[[str], None] | None = None,
     ) -> None:
-        """`launchers`: of the replicas, at least one; either all own their ranks or none does. `keep_trying`: if False,
-        relaunches end once no replica serves and requests wait for none any more; the next one then needs a call of
-        relaunch(). `keeps_statistics`: see Front. `on_engine_death(reason)` is called for each replica that is lost, on
-        its connection's thread, once it is known which requests go on elsewhere, which wait and which fail; it must not
-        block. Raises ConfigurationError for a wrong generation_config.json."""
+        """`launchers`: of the replicas, at least one; either all own their ranks or none does. `name`: the engine's, by
+        which logs call it; "" = it has none. `keep_trying`: if False, relaunches end once no replica serves and
+        requests wait for none any more; the next one then needs a call of relaunch(). `keeps_statistics`: see Front.
+        `on_engine_death(reason)` is called for each replica that is lost, on its connection's thread, once it is known
+        which requests go on elsewhere, which wait and which fail; it must not block. Raises ConfigurationError for a
+        wrong generation_config.json."""
         defaults = GenerationDefaults.load(config)
         super().__init__(config, defaults, num_replicas=len(launchers), keeps_statistics=keeps_statistics)
+        self.called = f"the engine {name}" if name else "the engine"
+        """In logs."""
         self._config = config
         self._launchers = launchers
         self._owns_ranks = launchers[0].owns_ranks
