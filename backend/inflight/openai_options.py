@@ -12,6 +12,7 @@ import msgspec
 from msgspec import structs
 
 from inflight.errors import ConfigurationError
+from inflight.output_config import Pooled
 
 LOOPBACK = "127.0.0.1"
 TOOL_PARSERS = (
@@ -36,6 +37,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     embedding_pooling: Pooling = ""
     tool_parser: str = ""
     reasoning_parser: str = ""
+    pooled: Pooled = ""
     is_on_demand: bool = False
     """Whether its engine is loaded when somebody asks, and may be unloaded when nobody does; else at the start."""
 
@@ -87,12 +89,15 @@ class OpenAIOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Responses that are kept in memory for GET and for `previous_response_id`; 0 = none."""
     max_stored_response_bytes: int = 64 * 2**20
     """Of all of them together, each with its whole conversation; 0 = none."""
+    pooled: Pooled = ""
+    """What the model gives of a text if it writes none, as far as its files say; the engine says so once it serves."""
     drain_seconds: float = 30.0
     """Time that requests in flight have to finish after SIGTERM."""
     models: list[ModelOptions] = []
     """The models of a server of several, instead of the fields above that are theirs."""
     unload_after_seconds: float = 0.0
-    """Without a request after which an engine that is loaded on demand is unloaded; 0 = never."""
+    """Without a request after which an engine that is loaded on demand is unloaded, if no client says otherwise; 0 =
+    never."""
 
     def __post_init__(self) -> None:
         for name in ("max_body_bytes", "max_open_requests", "max_connections", "max_connections_per_address"):

@@ -49,21 +49,28 @@ class ByModel:
     def below(self) -> tuple[str, ...]:
         return self._dialects[0].below
 
+    @property
+    def loads_itself(self) -> frozenset[str]:
+        return self._dialects[0].loads_itself
+
     def paths(self) -> Mapping[str, Mapping[str, Handler]]:
         first, *others = (dialect.paths() for dialect in self._dialects)
         routed: dict[str, dict[str, Handler]] = {}
         for path, methods in first.items():
             routed[path] = dict(methods)
             if "POST" in methods:
-                routed[path]["POST"] = partial(self._answer, [each[path]["POST"] for each in (first, *others)])
+                handlers = [each[path]["POST"] for each in (first, *others)]
+                routed[path]["POST"] = partial(self._answer, handlers, path in self.loads_itself)
         return routed
 
-    async def _answer(self, handlers: Sequence[Handler], scope: Scope, receive: Receive, send: Send) -> int:
+    async def _answer(
+        self, handlers: Sequence[Handler], loads_itself: bool, scope: Scope, receive: Receive, send: Send
+    ) -> int:
         with self._guard.admitted(scope) as tenant:
             body = await self._guard.read_body(scope, receive)
             scope, index = held(scope, tenant, body), self._find(body)
-            if index is None:
-                return await handlers[0](scope, receive, send)
+            if index is None or loads_itself:
+                return await handlers[index or 0](scope, receive, send)
             async with self._engines[index].in_use():
                 return await handlers[index](scope, receive, send)
 

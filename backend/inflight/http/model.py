@@ -20,9 +20,9 @@ from inflight.guided_decoding import GuidedDecodingParams
 from inflight.http.call_builder import CallBuilder
 from inflight.http.call_runner import CallRunner
 from inflight.http.checkpoint_facts import CheckpointFacts
-from inflight.http.dispatcher import Dispatcher
 from inflight.http.guard import Guard
 from inflight.http.metrics import ModelMetrics
+from inflight.http.model_engine import ModelEngine
 from inflight.http.model_names import ModelNames
 from inflight.http.pooled_runner import PooledRunner
 from inflight.http.room import Needs
@@ -67,15 +67,15 @@ class Model:
 
     def service(
         self,
-        dispatcher: Dispatcher,
+        engine: ModelEngine,
         threads: TextThreads,
         metrics: ModelMetrics,
         guard: Guard,
         spans: RequestSpans | None,
         others: Sequence[str] = (),
     ) -> Service:
-        """What answers requests by the engine behind `dispatcher`. `others`: names of the server's other models."""
-        options, config = self.options, self.config
+        """What answers requests by this engine, which is open. `others`: names of the server's other models."""
+        options, config, dispatcher = self.options, self.config, engine.dispatcher
 
         def check_text(name: str, params: GuidedDecodingParams, text: str) -> None:
             dispatcher.front.check_text(name, params, text)
@@ -96,7 +96,7 @@ class Model:
         defaults, seconds = dispatcher.front.generation_defaults, options.max_request_seconds
         served = Served(self._tokenizer, defaults, self._encoder, chats, max_request_seconds=seconds)
         return Service(
-            dispatcher=dispatcher,
+            engine=engine,
             builder=CallBuilder(served, self._tokenizer, fingerprint),
             runner=CallRunner(dispatcher, threads, metrics, spans),
             pooled=PooledRunner(dispatcher, threads, metrics),
@@ -110,4 +110,10 @@ class Model:
             vector_of=self._vector_of,
             score_of=self._score_of,
             text_prompts=self._text_prompts,
+            pooled_by_files=options.pooled,
         )
+
+    def rest(self) -> None:
+        """Its engine has been unloaded, and nobody needs what else was started for it."""
+        if self.images is not None:
+            self.images.rest()

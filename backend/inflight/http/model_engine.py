@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -33,11 +34,13 @@ class ModelEngine:
         attach: Callable[[], Front],
         *,
         is_on_demand: bool = False,
+        keep_seconds: float = math.inf,
         front: Front | None = None,
         is_loaded: bool = False,
     ) -> None:
         """`make_front`: a front that is not started; each load has a new one, but the first has `front`, if that is
-        given. `attach`: another front of the same engine, which keeps statistics. `is_loaded`: the first front has been
+        given. `attach`: another front of the same engine, which keeps statistics. `keep_seconds`: for which one on
+        demand stays loaded without a request, unless `keep` says otherwise. `is_loaded`: the first front has been
         started. Raises ConfigurationError."""
         self.name = name
         self.attach = attach
@@ -52,6 +55,9 @@ class ModelEngine:
         """A load or an unload that is going on."""
         self._num_users = 0
         self._idle_since = time.monotonic()
+        self._configured_seconds = self._keep_seconds = keep_seconds
+        self._unload_later: asyncio.TimerHandle | None = None
+        self._unloaded: Callable[[], None] = _nothing
         self._backoff = Backoff()
         self._failure = ""
         self._next_try = 0.0
@@ -61,11 +67,18 @@ class ModelEngine:
         if not self.is_on_demand and isinstance(self._first_front, RemoteFront):
             self._first_front.begin()
 
-    def open(self, loop: asyncio.AbstractEventLoop, room: HeldRoom | None = None) -> Dispatcher:
+    def open(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        room: HeldRoom | None = None,
+        unloaded: Callable[[], None] | None = None,
+    ) -> Dispatcher:
         """To be called once, before anything else. `room`: held while the engine is loaded on demand; it raises
-        ConfigurationError if there is none."""
+        ConfigurationError if there is none. `unloaded` is called whenever its ranks have been ended."""
         if room is not None and self.is_on_demand:
             self._room = room
+        if unloaded is not None:
+            self._unloaded = unloaded
         assert self._first_front is not None, "it is open"
         self._dispatcher, self._first_front = Dispatcher(self._first_front, loop), None
         self._dispatcher.start()
@@ -92,10 +105,25 @@ class ModelEngine:
         """Whether it serves, or nobody has asked for it."""
         return self.front.is_ready() if self._is_loaded else self.is_on_demand
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is loaded and nobody uses it."""
+        return self._is_loaded and not self._num_users and self._change is None
+
     def seconds_idle(self) -> float:
         """Since the last request has ended; 0 while there is one, or nothing to unload."""
-        is_idle = self._is_loaded and not self._num_users and self._change is None
-        return time.monotonic() - self._idle_since if is_idle else 0.0
+        return time.monotonic() - self._idle_since if self.is_idle else 0.0
+
+    def keep(self, seconds: float) -> None:
+        """Keep one that is loaded on demand so long without a request, from now on and until it is unloaded. 0 = unload
+        it once it is idle; infinity = for ever, but others get its room whenever it is idle."""
+        if self._is_loaded:
+            self._keep_seconds = seconds
+            self._rest()
+
+    def seconds_left(self) -> float:
+        """Until it is unloaded if nobody asks for it; infinity = never."""
+        return max(self._keep_seconds - self.seconds_idle(), 0.0) if self.is_on_demand else math.inf
 
     @contextlib.asynccontextmanager
     async def in_use(self) -> AsyncIterator[None]:
@@ -108,6 +136,7 @@ class ModelEngine:
         finally:
             self._num_users -= 1
             self._idle_since = time.monotonic()
+            self._rest()
 
     async def load(self) -> None:
         """Wait until it is loaded. Raises EngineUnavailable."""
@@ -122,16 +151,32 @@ class ModelEngine:
 
     async def unload(self) -> None:
         """End its ranks, unless somebody uses it."""
-        if self.seconds_idle():
+        if self.is_idle:
             self._begin(self._unload())
             await self._changed()
 
     async def close(self) -> None:
         """End its ranks, or leave them, whatever goes on."""
         self._is_closed = True
+        self._rest()
         await asyncio.to_thread(self.front.shutdown)
         if self._change is not None:
             await self._changed()
+
+    def _rest(self) -> None:
+        """Unload it when it has been idle for as long as it is kept."""
+        if self._unload_later is not None:
+            self._unload_later.cancel()
+            self._unload_later = None
+        seconds = self.seconds_left()
+        if seconds < math.inf and self.is_idle and not self._is_closed:
+            self._unload_later = asyncio.get_running_loop().call_later(seconds, self._unload_idle)
+
+    def _unload_idle(self) -> None:
+        if self.is_idle and self.seconds_left() <= 0:
+            self._begin(self._unload())
+        else:
+            self._rest()
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:
         self._failure = ""
@@ -159,6 +204,7 @@ class ModelEngine:
         finally:
             self._change = None
             self._idle_since = time.monotonic()
+            self._rest()
 
     async def _start(self) -> None:
         if not self.front.can_enqueue_requests():  # it was unloaded, or has failed
@@ -168,9 +214,14 @@ class ModelEngine:
         await asyncio.to_thread(self.front.start)
 
     async def _unload(self) -> None:
-        self._is_loaded = False
+        self._is_loaded, self._keep_seconds = False, self._configured_seconds
         try:
             await asyncio.to_thread(self.front.shutdown)
+            self._unloaded()
             logger.info("engine %s: unloaded", self.name)
         finally:
             self._change = None
+
+
+def _nothing() -> None:
+    """Where nobody asks when it is unloaded."""

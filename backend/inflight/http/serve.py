@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import gc
 import logging
+import math
 import signal
 import socket
 import sys
@@ -55,8 +56,6 @@ hundreds of such clients the kernel's memory for all connections of the machine.
 UNREAD_MS = 120_000
 """For which a client may take nothing of what waits for it; then its connection is closed."""
 
-LOOK_SECONDS = 5.0
-"""Between two looks for engines that are idle, at most."""
 WATCHED_ITERATIONS = 1000
 """Whose statistics are kept for the page until they become an event."""
 
@@ -108,6 +107,7 @@ def make_engines(options: OpenAIOptions, front: RemoteFront) -> list[ModelEngine
                 partial(make_front, each),
                 attach,
                 is_on_demand=own is not None and own.is_on_demand,
+                keep_seconds=options.unload_after_seconds or math.inf,
                 front=None if index else front,
                 is_loaded=own is None,
             )
@@ -159,8 +159,8 @@ class OpenAIServer:
         host:port once all are loaded that are not loaded on demand. Raises ConfigurationError if one of them fails."""
         loop = asyncio.get_running_loop()
         room = Room(engines, {each.options.engine: each.needs for each in self._models})
-        for engine in engines:
-            engine.open(loop, room.held)
+        for engine, model in zip(engines, self._models, strict=True):
+            engine.open(loop, room.held, model.rest)
         threads, feeds = TextThreads(), {engine.name: BatchFeed(engine.attach) for engine in engines}
         stop, hurry = stop or asyncio.Event(), asyncio.Event()
         try:
@@ -194,8 +194,7 @@ class OpenAIServer:
         ready: Callable[[str], None],
         stop: asyncio.Event,
     ) -> None:
-        """Load what is not loaded on demand, side by side; then unload what is idle, until this is cancelled. Where one
-        fails, `stop` is set."""
+        """Load what is not loaded on demand, side by side. Where one fails, `stop` is set."""
         try:
             await asyncio.gather(*(engine.load() for engine in engines if not engine.is_on_demand))
         except EngineUnavailable as error:
@@ -203,14 +202,6 @@ class OpenAIServer:
             raise ConfigurationError(str(error)) from None
         host, port = listener.getsockname()[:2]
         ready(f"{host}:{port}")
-        seconds = self._options.unload_after_seconds
-        while seconds:
-            await asyncio.sleep(min(seconds / 4, LOOK_SECONDS))
-            for model, engine in zip(self._models, engines, strict=True):
-                if engine.is_on_demand and engine.seconds_idle() >= seconds:
-                    await engine.unload()
-                    if model.images is not None:
-                        model.images.rest()
 
     def make_app(self, engines: Sequence[ModelEngine], threads: TextThreads, feeds: Mapping[str, BatchFeed]) -> ASGIApp:
         is_launched_here = self._options.launches_ranks
@@ -221,7 +212,7 @@ class OpenAIServer:
         for index, (model, engine) in enumerate(zip(self._models, engines, strict=True)):
             others = [name for other, those in enumerate(names) if other != index for name in those]
             counts = metrics.of_model(engine.name)
-            service = model.service(engine.dispatcher, threads, counts, self._guard, self._spans, others)
+            service = model.service(engine, threads, counts, self._guard, self._spans, others)
             services.append(dataclasses.replace(service, all_models=services))
             if model.images is not None and not engine.is_on_demand:
                 model.images.start()

@@ -16,10 +16,11 @@ from inflight.http.call_runner import CallRunner
 from inflight.http.checkpoint_facts import CheckpointFacts
 from inflight.http.dispatcher import Dispatcher
 from inflight.http.guard import Guard
+from inflight.http.model_engine import ModelEngine
 from inflight.http.model_names import ModelNames
 from inflight.http.pooled_runner import PooledRunner
 from inflight.http.text_threads import TextThreads
-from inflight.output_config import Pooling
+from inflight.output_config import Pooled, Pooling
 from inflight.request_limits import RequestLimits
 from inflight.text.tokenizer import Tokenizer
 
@@ -28,7 +29,7 @@ from inflight.text.tokenizer import Tokenizer
 class Service:
     """One model behind one front."""
 
-    dispatcher: Dispatcher
+    engine: ModelEngine
     builder: CallBuilder
     runner: CallRunner
     pooled: PooledRunner
@@ -46,13 +47,19 @@ class Service:
     """What becomes of a score that a network gives."""
     text_prompts: TextPrompts = NO_PROMPTS
     """What stands before texts whose embeddings are made."""
+    pooled_by_files: Pooled = ""
+    """What its engine will give that generates nothing, as far as the checkpoint's files say."""
     all_models: list[Service] = field(default_factory=list)
     """Those of this server, this one included; empty = there is no other."""
 
     @property
+    def dispatcher(self) -> Dispatcher:
+        return self.engine.dispatcher
+
+    @property
     def front(self) -> Front:
         """The engine's; another one after each load."""
-        return self.dispatcher.front
+        return self.engine.front
 
     @property
     def every(self) -> list[Service]:
@@ -64,20 +71,24 @@ class Service:
         return next((each for each in self.every if each.names.knows(model)), None)
 
     @property
-    def max_model_len(self) -> int | None:
+    def known_limits(self) -> RequestLimits | None:
         """None of an engine that has not been loaded yet."""
         try:
-            return self.limits.max_seq_len
+            return self.limits
         except EngineUnavailable:
             return None
 
     @property
+    def max_model_len(self) -> int | None:
+        """None of an engine that has not been loaded yet."""
+        limits = self.known_limits
+        return None if limits is None else limits.max_seq_len
+
+    @property
     def pools(self) -> str:
-        """What its engine gives that generates nothing, see RequestLimits; "" also of one that has not been loaded."""
-        try:
-            return self.limits.pooled
-        except EngineUnavailable:
-            return ""
+        """What its engine gives that generates nothing, see RequestLimits."""
+        limits = self.known_limits
+        return self.pooled_by_files if limits is None else limits.pooled
 
     @property
     def limits(self) -> RequestLimits:

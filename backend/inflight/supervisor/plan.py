@@ -17,6 +17,7 @@ from inflight.errors import ConfigurationError
 from inflight.hub.local_checkpoint import fetch_model
 from inflight.hub.model_name import ModelName
 from inflight.openai_options import OF_A_MODEL, ModelOptions, OpenAIOptions
+from inflight.output_config import Pooled
 from inflight.run_directory import RUN_DIRECTORY, UNLOADED
 from inflight.supervisor import (
     adoption,
@@ -173,9 +174,7 @@ def _plan_for(
             model=served.engine,
             run_directory=directory,
             openai=record.endpoints.get("OpenAI", ""),
-            pooled=""
-            if (config := served.config) is None
-            else find_pooled(Path(config.gpt_model_path), config.score_tokens, config.tokenizer_dir),
+            pooled="" if served.config is None else _pooled(served.config),
             models=tuple(served.configs),
         ),
         api_key=ApiKey(record.api_key),
@@ -288,6 +287,7 @@ def _model_options(
                 embedding_pooling=own.embedding_pooling,
                 tool_parser=own.tool_parser,
                 reasoning_parser=own.reasoning_parser,
+                pooled=_pooled(served.configs[model.name]),
                 is_on_demand=model.is_on_demand,
             )
         )
@@ -296,6 +296,10 @@ def _model_options(
     if twice is not None:
         raise ConfigurationError(f"two models are called {twice} for clients: set served_model_names of one of them")
     return found
+
+
+def _pooled(config: EngineConfig) -> Pooled:
+    return find_pooled(Path(config.gpt_model_path), config.score_tokens, config.tokenizer_dir)
 
 
 def _engine_configs(served: ServedRepository) -> Iterable[EngineConfig]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from inflight.http.model_names import CONFIG
 from inflight.http.room import Needs, Room
 from inflight.http.serve import OpenAIServer, listen
 from inflight.openai_options import ModelOptions, OpenAIOptions
+from inflight.output_config import Pooled
 from inflight.request_limits import RequestLimits
 
 GIB = 2**30
@@ -93,14 +96,15 @@ class Several:
 
 
 @contextlib.contextmanager
-def several(folder: Path, *, adapters: str = "", **options: Any) -> Iterator[Several]:
-    """A model that writes text, with adapters, one that makes vectors, and one on demand."""
+def several(folder: Path, *, adapters: str = "", of_files: Pooled = "", **options: Any) -> Iterator[Several]:
+    """A model that writes text, with adapters, one that makes vectors, and one on demand. `of_files`: what the files
+    say that they give."""
     names = ("writer", "vectors", "late")
     checkpoint = checkpoint_folder(folder)
     settings = OpenAIOptions(
         port=0,
         drain_seconds=1.0,
-        models=[ModelOptions(engine=name, is_on_demand=name == "late") for name in names],
+        models=[ModelOptions(engine=name, pooled=of_files, is_on_demand=name == "late") for name in names],
         **options,
     )
     models = [
@@ -114,7 +118,13 @@ def several(folder: Path, *, adapters: str = "", **options: Any) -> Iterator[Sev
     loads = Loads()
     played: dict[str, Front] = {"writer": PlayedEngine(say("text of writer")), "vectors": played_encoder.engine()}
     engines = [ModelEngine(name, lambda front=front: front, PlayedEngine) for name, front in played.items()]  # type: ignore[misc]
-    late = ModelEngine("late", lambda: LoadedEngine(loads, "text of late"), PlayedEngine, is_on_demand=True)
+    late = ModelEngine(
+        "late",
+        lambda: LoadedEngine(loads, "text of late"),
+        PlayedEngine,
+        is_on_demand=True,
+        keep_seconds=settings.unload_after_seconds or math.inf,
+    )
     with serving(OpenAIServer(settings, models), [*engines, late], settings) as url:
         yield Several(url, loads)
         loads.may_end.set()
@@ -287,6 +297,79 @@ class TestOnDemand:
         await second
         assert engine.is_loaded and loads.begun == 1 and first.cancelled()
         await engine.close()
+
+
+class TestKeepAlive:
+    """As Ollama's clients ask for it."""
+
+    @pytest.fixture
+    def server(self, tmp_path: Path) -> Iterator[Several]:
+        with several(tmp_path, unload_after_seconds=1000.0) as server:
+            server.loads.may_end.set()
+            yield server
+
+    def left(self, server: Several) -> float:
+        """Seconds until `late` is unloaded, as its client is told."""
+        (late,) = (model for model in ollama.Client(server.url).ps().models if model.model == "late")
+        assert late.expires_at is not None
+        return (late.expires_at - datetime.now(timezone.utc)).total_seconds()
+
+    def test_a_client_is_told_when_its_model_is_unloaded(self, server: Several) -> None:
+        client = ollama.Client(server.url)
+        client.generate("late", "hi")
+        assert 900 < self.left(server) <= 1000
+        for asked, seconds in ((30, 30), ("1h30m", 5400), ("1.5s", 1.5)):
+            client.generate("late", "hi", keep_alive=asked)
+            assert seconds - 100 < self.left(server) <= seconds
+        client.generate("late", keep_alive=-1)
+        assert self.left(server) > 1e9
+        assert next(each for each in client.ps().models if each.model == "writer").expires_at == datetime(
+            2200, 1, 1, tzinfo=timezone.utc
+        )
+
+    def test_zero_unloads_it_behind_the_answer(self, server: Several) -> None:
+        client = ollama.Client(server.url)
+        answer = client.chat("late", [{"role": "user", "content": "hi"}], keep_alive=0)
+        assert answer.message.content == "text of late"
+        wait_until(lambda: server.loads.ended == 1)
+        client.generate("late", "hi")
+        assert (server.loads.begun, self.left(server) > 900) == (2, True), "what was asked for is over"
+
+    def test_an_order_loads_or_unloads_it(self, server: Several) -> None:
+        client = ollama.Client(server.url)
+        assert client.generate("late", keep_alive="0s").done_reason == "unload"
+        assert server.loads.begun == 0, "nothing is loaded to be unloaded"
+        assert client.chat("late").done_reason == "load"
+        assert server.loads.begun == 1
+        assert client.chat("late", keep_alive=0).done_reason == "unload"
+        wait_until(lambda: server.loads.ended == 1)
+
+    @pytest.mark.parametrize("keep_alive", ["soon", "5", "1h 3m", "9" * 100 + "s"])
+    @pytest.mark.parametrize("path", ["/api/chat", "/api/generate", "/api/embed", "/api/embeddings"])
+    def test_what_is_no_duration_is_refused(self, shared: Several, path: str, keep_alive: str) -> None:
+        said = {"messages": [{"role": "user", "content": "a"}], "prompt": "a", "input": "a"}
+        model = "vectors" if "embed" in path else "writer"
+        response = shared.post(path, {"model": model, **said, "keep_alive": keep_alive})
+        assert response.status_code == 400
+        assert "keep_alive must be a number of seconds or a duration such as 10m" in response.json()["error"]
+
+    def test_one_that_is_not_on_demand_stays(self, shared: Several) -> None:
+        client = ollama.Client(shared.url)
+        assert client.chat("writer", [{"role": "user", "content": "hi"}], keep_alive=0).message.content
+        with pytest.raises(ollama.ResponseError, match=r"keep_alive.*the model writer stays loaded on this server"):
+            client.chat("writer", keep_alive=0)
+
+    @pytest.mark.parametrize(("of_files", "capabilities"), [("", ["completion"]), ("vectors", ["embedding"])])
+    def test_what_its_files_say_is_shown_without_loading_it(
+        self, tmp_path: Path, of_files: Pooled, capabilities: list[str]
+    ) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "qwen3", "max_position_embeddings": 4096}')
+        with several(tmp_path, of_files=of_files) as server:
+            shown = ollama.Client(server.url).show("late")
+            assert server.loads.begun == 0
+        assert shown.capabilities == capabilities
+        assert shown.modelinfo is not None and shown.modelinfo["qwen3.context_length"] == 4096
+        assert "num_ctx                        4096" in (shown.parameters or "")
 
 
 class TestRoom:

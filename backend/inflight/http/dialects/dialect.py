@@ -17,5 +17,10 @@ class Dialect(Protocol):
     def below(self) -> tuple[str, ...]:
         """The paths that have only paths of its own below them, whether these exist or not."""
 
+    @property
+    def loads_itself(self) -> frozenset[str]:
+        """The paths whose answers use the engine as far as they need it (`ModelEngine.in_use`). All others that are
+        posted to get it loaded."""
+
     def paths(self) -> Mapping[str, Mapping[str, Handler]]:
         """Path -> method -> what answers it."""

@@ -23,6 +23,7 @@ class MessagesApi:
     def __init__(self, service: Service) -> None:
         self.error_form = in_anthropics_form
         self.below = ("/v1/messages",)
+        self.loads_itself: frozenset[str] = frozenset()
         self._service = service
 
     def paths(self) -> dict[str, dict[str, Handler]]:

@@ -38,6 +38,7 @@ class CohereApi:
     def __init__(self, service: Service) -> None:
         self.error_form = in_coheres_form
         self.below: tuple[str, ...] = ()
+        self.loads_itself: frozenset[str] = frozenset()
         self._service = service
 
     def paths(self) -> dict[str, dict[str, Handler]]:

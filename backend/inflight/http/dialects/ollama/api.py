@@ -12,11 +12,12 @@ from starlette.types import Receive, Scope, Send
 from inflight.asking.ask import Ask, Prompt
 from inflight.asking.refusal import Words
 from inflight.asking.vectors import Row, cut_at_end, embedding_requests, unit_vectors
-from inflight.http.api_error import APIError
+from inflight.http.api_error import APIError, unsupported
 from inflight.http.call import Call
 from inflight.http.dialects.body import decode_body
 from inflight.http.dialects.ollama.asks import OF_CHAT, WORDS, chat_ask, generate_ask
 from inflight.http.dialects.ollama.fields import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody
+from inflight.http.dialects.ollama.keep_alive import KeepAlive, read_keep_alive
 from inflight.http.dialects.ollama.models import OllamaModels
 from inflight.http.dialects.ollama.rendering import rendering
 from inflight.http.endpoint import Handler, send_json
@@ -38,6 +39,7 @@ class OllamaApi:
     def __init__(self, service: Service) -> None:
         self.error_form = in_ollamas_form
         self.below = ("/api",)
+        self.loads_itself = frozenset(("/api/chat", "/api/generate", "/api/show"))
         self._service = service
         self._models = OllamaModels(service)
 
@@ -76,12 +78,14 @@ class OllamaApi:
             data = await self._service.guard.read_body(scope, receive)
             body = decode_body(data, kind)
             model, adapter = self._models.find(body.model)
-            if not has_prompt(body):  # an order to load the model
+            if not has_prompt(body):
                 piece = {"message": {"role": "assistant", "content": ""}} if has_messages else {"response": ""}
+                reason = await self._order(body.keep_alive)
                 made = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
                 return await send_json(
-                    send, {"model": model, "created_at": made, **piece, "done": True, "done_reason": "load"}
+                    send, {"model": model, "created_at": made, **piece, "done": True, "done_reason": reason}
                 )
+            keep_seconds = read_keep_alive(body.keep_alive)
 
             def build() -> tuple[Call, Rendering]:
                 words = OF_CHAT if has_messages else WORDS
@@ -90,7 +94,29 @@ class OllamaApi:
                 )
                 return call, rendering(began, has_messages=has_messages)
 
-            return await self._service.runner.run(build, tenant, scope, receive, send, num_bytes=len(data), began=began)
+            async with self._service.engine.in_use():
+                self._keep(keep_seconds)
+                return await self._service.runner.run(
+                    build, tenant, scope, receive, send, num_bytes=len(data), began=began
+                )
+
+    async def _order(self, keep_alive: KeepAlive) -> str:
+        """Without a prompt it is an order to load the model, or to unload it. Returns which. Raises APIError and
+        EngineUnavailable."""
+        engine, seconds = self._service.engine, read_keep_alive(keep_alive)
+        if seconds != 0:
+            async with engine.in_use():
+                self._keep(seconds)
+            return "load"
+        if not engine.is_on_demand:
+            raise unsupported("keep_alive", f"the model {engine.name} stays loaded on this server")
+        engine.keep(0)
+        return "unload"
+
+    def _keep(self, seconds: float | None) -> None:
+        """`seconds`: None = as before. Models that are not loaded on demand stay loaded, whatever clients want."""
+        if seconds is not None:
+            self._service.engine.keep(seconds)
 
     async def _embed(self, scope: Scope, receive: Receive, send: Send) -> int:
         began = time.monotonic()
@@ -98,6 +124,7 @@ class OllamaApi:
             data = await self._service.guard.read_body(scope, receive)
             body = decode_body(data, EmbedBody)
             model, _ = self._models.find(body.model)
+            self._keep(read_keep_alive(body.keep_alive))
             vectors, num_tokens = await self._vectors(body, tenant, receive, OF_VECTORS)
             return await send_json(
                 send,
@@ -115,6 +142,7 @@ class OllamaApi:
         with self._service.guard.admitted(scope) as tenant:
             body = decode_body(await self._service.guard.read_body(scope, receive), EmbeddingsBody)
             self._models.find(body.model)
+            self._keep(read_keep_alive(body.keep_alive))
             if not body.prompt:  # an order to load the model
                 return await send_json(send, {"embedding": []})
             asked = EmbedBody(model=body.model, input=body.prompt)

@@ -12,6 +12,7 @@ import msgspec
 
 from inflight.asking.tools.tool import Tool
 from inflight.http.api_error import invalid, unsupported
+from inflight.http.dialects.ollama.keep_alive import KeepAlive
 from inflight.text.safe_text import safe_text
 
 REFUSED: dict[str, tuple[object, str]] = {
@@ -71,8 +72,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     """json, or a JSON schema."""
     think: bool | str | None = None
     """Whether the model thinks before it answers, or how much: low, medium or high. None = as it does by itself."""
-    keep_alive: float | str | None = None
-    """Without effect: the model stays loaded."""
+    keep_alive: KeepAlive = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -104,7 +104,7 @@ class EmbedBody(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None
     options: dict[str, Any] | None = None
     """Without effect: nothing is sampled."""
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive = None
 
 
 class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class EmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None = None
     options: dict[str, Any] | None = None
     """Without effect: nothing is sampled."""
-    keep_alive: float | str | None = None
+    keep_alive: KeepAlive = None
 
 
 class ShowBody(msgspec.Struct, frozen=True, kw_only=True):

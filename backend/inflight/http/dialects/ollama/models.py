@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+import math
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -22,7 +23,8 @@ brought what they need, and read it as three numbers."""
 LATEST = ":latest"
 """The tag that clients add to names without one."""
 NEVER = "2200-01-01T00:00:00Z"
-"""When a model is unloaded. Ollama's own programs take a time that is far away for never, and none for the past."""
+"""When a model is unloaded that stays. Ollama's own programs take a time that is far away for never, and none for the
+past."""
 OF_CONFIG = {
     "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size",
@@ -115,7 +117,7 @@ class OllamaModels:
         return [
             {
                 **self._entry(card, digest),
-                "expires_at": NEVER,
+                "expires_at": _expires_at(service.engine.seconds_left()),
                 "size_vram": of_gpu,
                 "context_length": self._context_length(),
             }
@@ -155,17 +157,20 @@ class OllamaModels:
     def _family(self) -> str:
         return self._service.checkpoint.model_type or self._service.front.description.architecture
 
-    def _context_length(self) -> int:
-        limits = self._service.limits
+    def _context_length(self) -> int | None:
+        """That of an engine that has not been loaded yet is the checkpoint's; None = it does not say."""
+        limits = self._service.known_limits
+        if limits is None:
+            return self._service.checkpoint.size("max_position_embeddings")
         return limits.max_input_len if limits.pooled else limits.max_seq_len
 
     def _model_info(self, card: dict[str, Any]) -> dict[str, Any]:
         """With GGUF's names. The context is that of this server, which may be shorter than the checkpoint's."""
-        family, limits, checkpoint = self._family(), self._service.limits, self._service.checkpoint
+        family, limits, checkpoint = self._family(), self._service.known_limits, self._service.checkpoint
         sizes = {
             "context_length": self._context_length(),
-            "embedding_length": limits.hidden_size or checkpoint.size("hidden_size"),
-            "vocab_size": limits.vocab_size,
+            "embedding_length": (limits and limits.hidden_size) or checkpoint.size("hidden_size"),
+            "vocab_size": checkpoint.size("vocab_size") if limits is None else limits.vocab_size,
             **{name: checkpoint.size(theirs) for name, theirs in OF_CONFIG.items()},
         }
         known = {f"{family}.{name}": size for name, size in sizes.items() if size is not None}
@@ -177,22 +182,28 @@ class OllamaModels:
         """A line for each option: what requests have that do not say it."""
         defaults = self._service.front.generation_defaults
         values = {name: getattr(defaults, ours) for name, ours in OF_DEFAULTS.items()}
-        lines = {"num_ctx": self._context_length(), **{name: v for name, v in values.items() if v is not None}}
-        return "\n".join(f"{name:30} {value}" for name, value in lines.items())
+        lines = {"num_ctx": self._context_length(), **values}
+        return "\n".join(f"{name:30} {value}" for name, value in lines.items() if value is not None)
 
     def _capabilities(self) -> list[str]:
         """Of a network that writes text, embedding only if its checkpoint is made for vectors: clients take a model
         with it for one of embeddings."""
         service = self._service
-        limits, chats = service.limits, service.served.chats
+        limits, chats, writes = service.known_limits, service.served.chats, not service.pools
+        makes_vectors = limits is None or HIDDEN_STATES in limits.model_outputs
         has = {
-            "completion": not limits.pooled,
-            "embedding": HIDDEN_STATES in limits.model_outputs
-            and (bool(limits.pooled) or service.checkpoint.is_for_vectors),
-            "tools": not limits.pooled and chats.reads_calls,
-            "thinking": not limits.pooled and chats.splits_reasoning,
+            "completion": writes,
+            "embedding": makes_vectors and (not writes or service.checkpoint.is_for_vectors),
+            "tools": writes and chats.reads_calls,
+            "thinking": writes and chats.splits_reasoning,
         }
         return [name for name, is_so in has.items() if is_so]
+
+
+def _expires_at(seconds: float) -> str:
+    if seconds == math.inf:
+        return NEVER
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
 
 
 def _modified_at(card: dict[str, Any]) -> str:

@@ -52,6 +52,7 @@ class OpenAIApi:
     def __init__(self, service: Service, store: ResponseStore, *, allows_lora_updates: bool = False) -> None:
         self.error_form = in_openais_form
         self.below: tuple[str, ...] = ()
+        self.loads_itself: frozenset[str] = frozenset()
         self._service = service
         self._models = ModelsApi(service, allows_lora_updates=allows_lora_updates)
         self._rerank = RerankApi(service)
