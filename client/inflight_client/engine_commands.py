@@ -114,7 +114,8 @@ def serve(
         typer.Option(
             "--api",
             metavar="NAME,…",
-            help="Serve other backends' models too: tensorrtllm, llmapi, vllm, unary, embedding; or NAME-unary.",
+            help="Serve other backends' models too: tensorrtllm, llmapi, vllm, unary, embedding; or NAME-unary. "
+            "MODEL:NAME is one of several models'.",
         ),
     ] = None,
     model_repository: Annotated[Path | None, typer.Option(help="Serve this repository, not inflight's own.")] = None,

@@ -43,7 +43,7 @@ class ServeOptions:
     """Model repository to serve; None = the repository that comes with inflight."""
     apis: tuple[str, ...] = ()
     """APIs whose dialect models are served beside the engine's own model: folders of `backend/apis`, or these with
-    `-unary` behind."""
+    `-unary` behind, or one of several models' names and a colon before."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """Engine parameters of the model `llm` that replace those in config.pbtxt, e.g. tensor_parallel_size -> "2"."""
 

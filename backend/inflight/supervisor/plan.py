@@ -227,7 +227,8 @@ def write_repository(
         if options.checkpoint is None:
             # An absolute path tells clients on this machine where the tokenizer is.
             parameters.setdefault("gpt_model_path", str(source / "llm" / "1" / "checkpoint"))
-    api_models = apis.choose(options.apis, installation.find_apis()) if options.apis else {}
+    names = [model.name for model in options.models]
+    api_models = apis.choose(options.apis, installation.find_apis(), names) if options.apis else {}
     if options.models:
         return write_several(
             source, folder, options.models, parameters=options.parameters, api_models=api_models, fetch=fetch

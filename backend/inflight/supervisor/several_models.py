@@ -26,7 +26,7 @@ def write_several(
     api_models: Mapping[str, ApiModel],
     fetch: Fetch,
 ) -> ServedRepository:
-    """As `repository.write`. `parameters`: of all engines. `api_models` are attached to the first one. Raises
+    """As `repository.write`. `parameters`: of all engines. `api_models` without an engine get the first one. Raises
     ConfigurationError also if the models do not fit on this machine together."""
     found = repository.read(source)
     engines = [name for name, config in found.items() if _is_engine(config)]
@@ -60,10 +60,10 @@ def write_several(
         copy.name = name
         repository.write_model(folder, target / name, copy, each)
         configs[name] = _config(found[engines[0]], each, folder)
+    attached = {name: api.engine or models[0].name for name, api in api_models.items()}
     for name, api in api_models.items():
-        repository.write_bare_model(
-            api.folder, target / name, {repository.ENGINE: models[0].name}, is_unary=api.is_unary
-        )
+        changes_of_api = {repository.ENGINE: attached[name]}
+        repository.write_bare_model(api.folder, target / name, changes_of_api, is_unary=api.is_unary)
     others = [name for name in found if name != engines[0]]
     for name in others:
         repository.write_model(source / name, target / name, found[name], {})
@@ -71,7 +71,7 @@ def write_several(
     return ServedRepository(
         path=target,
         models=(*configs, *others),
-        attached=dict.fromkeys(api_models, models[0].name),
+        attached=attached,
         engine=models[0].name,
         answering=tuple(configs) if can_be_asked else (),
         config=configs[models[0].name],

@@ -196,6 +196,28 @@ class TestRepository:
         )
         assert served.attached == {"vllm_model": "one"} and served.attached_to("one") == ("vllm_model",)
 
+    def test_an_api_may_be_another_models(self, source: Path, tmp_path: Path) -> None:
+        found = apis.choose(["vllm", "second:embedding-unary"], installation.find_apis(), ["one", "second"])
+        served = write_several(
+            source, tmp_path / "target", self.models(tmp_path), parameters={}, api_models=found, fetch=_nothing
+        )
+        assert served.attached == {"vllm_model": "one", "embedding": "second", "rerank": "second"}
+        configs = {name: parse((served.path / name / "config.pbtxt").read_text(), Path(name)) for name in found}
+        assert {name: config.parameters["engine"].string_value for name, config in configs.items()} == served.attached
+
+    @pytest.mark.parametrize(
+        ("names", "engines", "sentence"),
+        [
+            (["third:vllm"], ["one", "second"], "--api third:vllm names the model third, and there are one, second"),
+            (["one:vllm"], [], "names the model one, and there is one without a name: serve NAME=MODEL"),
+            (["one:vlm"], ["one"], "--api has no 'vlm': did you mean vllm"),
+            (["one:vllm", "second:vllm"], ["one", "second"], "--api one:vllm and second:vllm both have a model vllm_"),
+        ],
+    )
+    def test_an_api_that_is_no_models(self, names: list[str], engines: list[str], sentence: str) -> None:
+        with pytest.raises(ConfigurationError, match=sentence):
+            apis.choose(names, installation.find_apis(), engines)
+
     def test_no_model_takes_the_name_of_another_one(self, source: Path, tmp_path: Path) -> None:
         models = of_arguments([f"ensemble={make_checkpoint(tmp_path / 'x')}"])
         with pytest.raises(ConfigurationError, match="cannot be called ensemble here"):
