@@ -8,6 +8,7 @@ What ends the choice goes the long way, through Generation and StreamedAnswer, w
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import msgspec
@@ -19,18 +20,18 @@ from inflight.result import Response
 _encode = msgspec.json.Encoder().encode
 
 
-class TextStream:
+class TextStream(ABC):
     """The chunks of one stream, until what ends its choice."""
 
-    __slots__ = ("_choice", "_fail", "_head", "_long_way", "_tail")
+    __slots__ = ("_choice", "_fail", "_long_way")
 
-    def __init__(
-        self, choice: Choice, head: bytes, tail: bytes, long_way: Hear, fail: Callable[[Exception], bytes]
-    ) -> None:
-        """`head`, `tail`: what stands in every chunk before and behind the text as JSON. `long_way`: for what ends the
-        choice. `fail`: for an error in a token's text."""
-        self._choice, self._head, self._tail = choice, head, tail
-        self._long_way, self._fail = long_way, fail
+    def __init__(self, choice: Choice, long_way: Hear, fail: Callable[[Exception], bytes]) -> None:
+        """`long_way`: for what ends the choice. `fail`: for an error in a token's text."""
+        self._choice, self._long_way, self._fail = choice, long_way, fail
+
+    @abstractmethod
+    def chunk(self, text: str) -> bytes:
+        """Of text that has come, not empty."""
 
     def hear(self, responses: list[Response]) -> bytes:
         """The bytes of responses that have come at once."""
@@ -44,4 +45,20 @@ class TextStream:
             text = self._choice.extend(token_ids)
         except Exception as error:
             return self._fail(error)
-        return b"".join((self._head, _encode(text), self._tail)) if text else b""
+        return self.chunk(text) if text else b""
+
+
+class FramedText(TextStream):
+    """One whose chunks differ in their text alone."""
+
+    __slots__ = ("_head", "_tail")
+
+    def __init__(
+        self, choice: Choice, head: bytes, tail: bytes, long_way: Hear, fail: Callable[[Exception], bytes]
+    ) -> None:
+        """`head`, `tail`: what stands in every chunk before and behind the text as JSON."""
+        super().__init__(choice, long_way, fail)
+        self._head, self._tail = head, tail
+
+    def chunk(self, text: str) -> bytes:
+        return b"".join((self._head, _encode(text), self._tail))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,9 +19,13 @@ from inflight.asking.prepared import Prepared, PreparedPrompt
 from inflight.asking.show import Show
 from inflight.http.call import Call
 from inflight.http.choice import Choice
+from inflight.http.dialects.openai.responses.fields import ResponseBody
+from inflight.http.dialects.openai.responses.rendering import ResponseCall, StreamedResponse
+from inflight.http.dialects.openai.responses.response_object import ResponseObject
 from inflight.http.dialects.openai.stream import StreamedAnswer
 from inflight.http.generation import Generation
 from inflight.http.log_probs import LogProbWriter
+from inflight.http.rendering import Streamed
 from inflight.request import Request
 from inflight.result import FinishReason, Response
 from inflight.text.detokenizer import Detokenizer
@@ -42,8 +48,12 @@ class Stream:
         stop: str = "",
         format: ChatFormat | None = None,
         ask: Ask | None = None,
+        make_answer: Callable[[Call, Generation], Streamed] = StreamedAnswer,
+        begun_with: Sequence[int] = (),
         **options: Any,
     ) -> None:
+        """`begun_with`: tokens that come before there is a short way."""
+
         def make_detokenizer() -> Detokenizer:
             return Detokenizer(make_text_decoder(tokenizer, [5]), StopStrings([stop]) if stop else None)
 
@@ -55,7 +65,8 @@ class Stream:
             **{"id_prefix": "cmpl-", "client_id": "id", "created": 1, **options},
         )
         self.generation = Generation(call, [1], None)  # type: ignore[arg-type]
-        self.answer = StreamedAnswer(call, self.generation)
+        self.answer = make_answer(call, self.generation)
+        self.begun = self.long_way([result(REQUEST, [*begun_with])]) if begun_with else b""
         self.failures: list[Exception] = []
         self.short = self.answer.text_stream(self.long_way, self._fail)
 
@@ -79,6 +90,28 @@ def test_it_makes_the_same_bytes(tokenizer: Tokenizer, is_chat: bool, steps: lis
     for batch in batches:
         assert one.short.hear(batch) == other.long_way(batch)
     assert one.generation.is_done and one.generation.num_tokens == other.generation.num_tokens
+
+
+def response(call: Call, generation: Generation) -> Streamed:
+    body = ResponseBody(model="m", input="a")
+    return StreamedResponse(ResponseCall(call, ResponseObject(body, call), None, lambda _: None), generation)
+
+
+def test_events_of_a_response_have_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "5" * count)
+    one, other = (Stream(byte_tokenizer(), make_answer=response, begun_with=[72]) for _ in range(2))
+    assert one.short is not None and one.begun == other.begun != b""
+    batches = [[result(REQUEST, ids)] for ids in ([105], [195], [164, 33], [], [34])]
+    batches += [[result(REQUEST, [65]), result(REQUEST, [66])]]
+    batches += [[result(REQUEST, [67], finish=FinishReason.LENGTH, is_final=True)]]
+    heard = [one.short.hear(batch) for batch in batches]
+    assert heard == [other.long_way(batch) for batch in batches]
+    assert heard[2] and not heard[1] and b'"text":"Hi' in heard[-1]
+
+
+def test_a_response_without_text_yet_goes_the_long_way() -> None:
+    """Its next event opens an item."""
+    assert Stream(byte_tokenizer(), make_answer=response, begun_with=[195]).short is None
 
 
 MORE_THAN_TEXT: list[dict[str, Any]] = [

@@ -436,7 +436,7 @@ class Front(StatisticsApi):
     def _deliver(self, responses: Iterable[Response]) -> None:
         with self._changed:
             for response in responses:
-                entry = self._journal.get(response.request_id) if self._last_check else None
+                entry = None if self._last_check is None else self._journal.get(response.request_id)
                 noted = self._journal.note(response)
                 self._responses.extend(noted)
                 if self._last_check is not None and entry is not None:

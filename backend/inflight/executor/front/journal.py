@@ -86,6 +86,8 @@ class Journal:
         entry = self._entries.get(response.request_id)
         if entry is None:
             return []
+        if entry.note_next(response):
+            return [response]
         responses = self._ended(entry.note(response))
         if entry.is_handed_over:
             entry.is_handed_over = False

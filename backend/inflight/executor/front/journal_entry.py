@@ -42,6 +42,12 @@ class Delivered:
     is_cancelled: bool = False
     """The ranks were asked to end it."""
 
+    def note_state(self, result: Result) -> None:
+        """How it stands behind its newest tokens."""
+        self.cum_log_prob = result.cum_log_prob
+        self.num_iterations = result.decoding_iter
+        self.is_finished = result.is_sequence_final
+
 
 @dataclass(slots=True)
 class JournalEntry:
@@ -72,6 +78,10 @@ class JournalEntry:
     """When the first ranks began it, and when its first token came; 0 = not yet. time.monotonic_ns(), which the leader
     counts by, too."""
     _first_token_ns: int = 0
+    _max_delivered: int = 0
+    """Tokens of its output up to which it is not too long."""
+    _is_simple: bool = False
+    """Its client gets what the ranks of one replica send as it is, and all of it but once."""
     _num_delivered: int = 0
     _num_moves: int = 0
     """Replays because ranks were replaced, which journal_max_replays does not bound."""
@@ -86,6 +96,9 @@ class JournalEntry:
     def __post_init__(self) -> None:
         """Of a request that is resumed its client has something from ranks that this front never had."""
         self.phase = first_phase(self.request, self.config)
+        is_changed = self._is_beam_search or self.request.return_all_generated_tokens or self.request.client_id
+        self._max_delivered = self.config.journal_max_tokens - len(self.request.input_token_ids)
+        self._is_simple = self.phase is Phase.WHOLE and not is_changed
         delivered = [] if self.request.replay is None else self.request.replay.sequences
         for index, each in enumerate(delivered):
             self.is_started = True
@@ -111,6 +124,19 @@ class JournalEntry:
         self._started_ns = self._started_ns or time.monotonic_ns()
         if self.phase is Phase.GENERATION:
             self._context_phase_params = None
+
+    def note_next(self, response: Response) -> bool:
+        """Record what nearly every response is: further tokens of a simple request, which goes on. False = it is
+        another one, for `note`."""
+        result = response.result
+        if result is None or result.is_final or not self._is_simple or not self.suspicion.has_progressed:
+            return False
+        delivered = self.sequences.get(result.sequence_index)
+        if delivered is None:
+            return False
+        self._append(delivered, result)
+        delivered.note_state(result)
+        return True
 
     def note(self, response: Response) -> list[Response]:
         """Record a response that is being delivered, and return what the caller receives: usually one response, none if
@@ -190,9 +216,7 @@ class JournalEntry:
         self._first_token_ns = self._first_token_ns or time.monotonic_ns()
         if (self.num_replays or self.is_second_half) and result.request_perf_metrics is not None:
             result = structs.replace(result, request_perf_metrics=self._since_acceptance(result.request_perf_metrics))
-        delivered.cum_log_prob = result.cum_log_prob
-        delivered.num_iterations = result.decoding_iter
-        delivered.is_finished = result.is_sequence_final
+        delivered.note_state(result)
         return result
 
     def ended_by_itself(self, response: Response) -> list[int] | None:
@@ -205,9 +229,10 @@ class JournalEntry:
         return token_ids[:-1] if token_ids else None
 
     def _append(self, delivered: Delivered, result: Result) -> None:
-        self._num_delivered += len(result.output_token_ids)
+        num_new = len(result.output_token_ids)
+        self._num_delivered += num_new
         if self.placement is not None:
-            self.placement.note_tokens(len(result.output_token_ids))
+            self.placement.note_tokens(num_new)
         if self.request.return_all_generated_tokens:
             delivered.log_probs += result.log_probs
         elif self._is_too_long:
@@ -370,7 +395,7 @@ class JournalEntry:
 
     @property
     def _is_too_long(self) -> bool:
-        return self.num_tokens > self.config.journal_max_tokens
+        return self._num_delivered > self._max_delivered
 
     @property
     def _open(self) -> list[int]:

@@ -21,12 +21,10 @@ class ReadyResponses:
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._by_request
 
-    def add(self, response: Response) -> None:
-        self._by_request.setdefault(response.request_id, []).append(response)
-
     def extend(self, responses: Iterable[Response]) -> None:
+        by_request = self._by_request
         for response in responses:
-            self.add(response)
+            by_request.setdefault(response.request_id, []).append(response)
 
     def count(self, request_id: int | None = None) -> int:
         """Number of responses of one request, or of all."""

@@ -23,10 +23,10 @@ class Suspicion:
     """Of ranks that had begun it, in a row, without a new token of it in between."""
     is_running: bool = False
     """Its present ranks have begun it."""
+    has_progressed: bool = False
+    """They have brought it something."""
     is_released: bool = False
     """The ranks that may have died of it could not be brought back."""
-    _has_progressed: bool = False
-    """They have brought it something."""
     _num_heartbeats: int = 0
     """That they have sent since."""
 
@@ -37,7 +37,7 @@ class Suspicion:
         self._num_heartbeats += self.is_running
 
     def note_progress(self) -> None:
-        self._has_progressed = True
+        self.has_progressed = True
 
     def hand_over(self) -> None:
         """Its ranks have done their part, and others go on."""
@@ -47,9 +47,9 @@ class Suspicion:
     def ranks_died(self, replica: int, *, planned: bool) -> None:
         """Those of `replica`, to which it was sent. `planned`: they are ended on purpose, and by nothing that they
         run."""
-        was_running, is_proved = self.is_running, self._has_progressed or self._num_heartbeats >= SURVIVED_HEARTBEATS
+        was_running, is_proved = self.is_running, self.has_progressed or self._num_heartbeats >= SURVIVED_HEARTBEATS
         if was_running and not planned:
-            self.num_deaths = 1 if self._has_progressed else self.num_deaths + 1
+            self.num_deaths = 1 if self.has_progressed else self.num_deaths + 1
         self._leave()
         self.is_released = False
         if was_running and not planned and not is_proved:
@@ -62,5 +62,5 @@ class Suspicion:
 
     def _leave(self) -> None:
         self.only_replica = None
-        self.is_running = self._has_progressed = False
+        self.is_running = self.has_progressed = False
         self._num_heartbeats = 0

@@ -23,7 +23,7 @@ from inflight.http.dispatcher import Hear
 from inflight.http.event_frame import event_frame
 from inflight.http.generation import Generation, News
 from inflight.http.rendering import Rendering
-from inflight.http.text_stream import TextStream
+from inflight.http.text_stream import FramedText, TextStream
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 CONTEXT_IS_FULL = "model_context_window_exceeded"
@@ -102,7 +102,7 @@ class StreamedMessage(GrowingMessage):
         (choice,) = self._generation.choices
         if self._call.prepared.format is not None or not choice.is_plain:
             return None
-        return TextStream(choice, self._blocks.delta_head(), DELTA_TAIL, long_way, fail)
+        return FramedText(choice, self._blocks.delta_head(), DELTA_TAIL, long_way, fail)
 
     def fail(self, error: APIError) -> bytes:
         return event_frame("error", in_anthropics_form(error)[1])

@@ -19,7 +19,7 @@ from inflight.http.call import Call
 from inflight.http.dispatcher import Hear
 from inflight.http.generation import Generation, News
 from inflight.http.rendering import Rendering
-from inflight.http.text_stream import TextStream
+from inflight.http.text_stream import FramedText, TextStream
 
 LINES = b"application/x-ndjson"
 DONE_REASONS = {"stop": "stop", "length": "length", "tool_calls": "stop"}
@@ -147,7 +147,7 @@ class StreamedAnswer(GrowingAnswer):
         if self._reader is not None or not choice.is_plain:
             return None
         head, _, tail = self._line(self._piece(""), done=False).partition(b'""')
-        return TextStream(choice, head, tail, long_way, fail)
+        return FramedText(choice, head, tail, long_way, fail)
 
     def fail(self, error: APIError) -> bytes:
         return _encode({"error": error.message}) + b"\n"

@@ -23,7 +23,7 @@ from inflight.http.dialects.openai.deltas import CONTENT, NOTHING, ROLE, ChatDel
 from inflight.http.dialects.openai.frames import DONE, Frames, error_frame
 from inflight.http.dispatcher import Hear
 from inflight.http.generation import Generation, News
-from inflight.http.text_stream import TextStream
+from inflight.http.text_stream import FramedText, TextStream
 
 NO_TEXT = b'""'
 
@@ -76,7 +76,7 @@ class StreamedAnswer:
         head, tail = self._frames.around(choices[0].index)
         if call.is_chat:
             head, tail = head + CONTENT, b"}" + tail
-        return TextStream(choices[0], head, tail, long_way, fail)
+        return FramedText(choices[0], head, tail, long_way, fail)
 
     def add(self, news: News) -> bytes:
         """The chunks of new tokens; with the last of them all that ends the stream."""

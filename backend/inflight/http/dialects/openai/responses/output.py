@@ -33,6 +33,12 @@ class Output:
             self._add_content(text, events)
         return events
 
+    @property
+    def open_message(self) -> MessageItem | None:
+        """To which all further text belongs; None if text may be more than that, or none has come."""
+        last = self._items[-1] if self._items else None
+        return last if self._reader is None and isinstance(last, MessageItem) else None
+
     def finish(self, *, is_cut: bool) -> list[Event]:
         """No more text comes. `is_cut`: whether the model would have gone on."""
         events: list[Event] = []

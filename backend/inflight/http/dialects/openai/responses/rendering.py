@@ -19,10 +19,12 @@ from inflight.http.call import Call
 from inflight.http.choice import TIME_OUT, Choice
 from inflight.http.dialects.openai.responses.event_frames import Event, EventFrames
 from inflight.http.dialects.openai.responses.output import Output
+from inflight.http.dialects.openai.responses.output_item import MessageItem
 from inflight.http.dialects.openai.responses.response_object import MAX_OUTPUT_TOKENS, ResponseObject
 from inflight.http.dispatcher import Hear
 from inflight.http.generation import Generation, News
 from inflight.http.rendering import Rendering
+from inflight.http.text_stream import TextStream
 
 Keep = Callable[[dict[str, Any]], None]
 """Takes a response that has ended."""
@@ -100,6 +102,26 @@ class WholeResponse(GrowingResponse):
         return self._ended()
 
 
+class MessageText(TextStream):
+    """Its chunks have numbers, and the message keeps its text."""
+
+    __slots__ = ("_frames", "_message")
+
+    def __init__(
+        self,
+        choice: Choice,
+        message: MessageItem,
+        frames: EventFrames,
+        long_way: Hear,
+        fail: Callable[[Exception], bytes],
+    ) -> None:
+        super().__init__(choice, long_way, fail)
+        self._message, self._frames = message, frames
+
+    def chunk(self, text: str) -> bytes:
+        return self._frames.frame(self._message.grow(text))
+
+
 class StreamedResponse(GrowingResponse):
     def __init__(self, made: ResponseCall, generation: Generation) -> None:
         super().__init__(made, generation)
@@ -116,8 +138,13 @@ class StreamedResponse(GrowingResponse):
         ended = self._ended()
         return chunk + self._frames.frame((ENDS[ended["status"]], {"response": ended}))
 
-    def text_stream(self, long_way: Hear, fail: Callable[[Exception], bytes]) -> None:
-        """There is no short way: each event has a number of its own."""
+    def text_stream(self, long_way: Hear, fail: Callable[[Exception], bytes]) -> TextStream | None:
+        """The short way for what comes now; None if an event may hold more than text."""
+        (choice,) = self._generation.choices
+        message = self._output.open_message
+        if message is None or not choice.is_plain:
+            return None
+        return MessageText(choice, message, self._frames, long_way, fail)
 
     def fail(self, error: APIError) -> bytes:
         return self._frames.frame(
