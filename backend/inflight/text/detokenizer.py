@@ -49,7 +49,8 @@ class Detokenizer:
         were decoded."""
         if self._search is None:
             self.num_tokens += len(token_ids)
-            return "".join(map(self._decoder.push, token_ids))
+            push = self._decoder.push
+            return push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))
         pieces = []
         for token_id in token_ids:
             if self.is_stopped:
