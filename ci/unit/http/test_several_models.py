@@ -327,6 +327,15 @@ class TestKeepAlive:
             2200, 1, 1, tzinfo=timezone.utc
         )
 
+    def test_a_client_is_told_how_long_it_was_loaded_for_it(self, server: Several) -> None:
+        client = ollama.Client(server.url)
+        first, second = client.generate("late", "hi"), client.generate("late", "hi")
+        for each in (first, second):
+            assert each.load_duration is not None and each.prompt_eval_duration is not None
+            assert each.total_duration is not None
+            assert 0 <= each.load_duration <= each.total_duration - each.prompt_eval_duration
+        assert first.load_duration and first.load_duration > 0
+
     def test_zero_unloads_it_behind_the_answer(self, server: Several) -> None:
         client = ollama.Client(server.url)
         answer = client.chat("late", [{"role": "user", "content": "hi"}], keep_alive=0)

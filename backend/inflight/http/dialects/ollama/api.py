@@ -85,16 +85,18 @@ class OllamaApi:
                 return await send_json(
                     send, {"model": model, "created_at": made, **piece, "done": True, "done_reason": reason}
                 )
-            keep_seconds = read_keep_alive(body.keep_alive)
+            keep_seconds, load_seconds = read_keep_alive(body.keep_alive), 0.0
 
             def build() -> tuple[Call, Rendering]:
                 words = OF_CHAT if has_messages else WORDS
                 call = self._service.builder.call(
                     ask_of(body, adapter), words, self._service.limits, model, id_prefix=""
                 )
-                return call, rendering(began, has_messages=has_messages)
+                return call, rendering(began, load_seconds, has_messages=has_messages)
 
+            asked = time.monotonic()
             async with self._service.engine.in_use():
+                load_seconds = time.monotonic() - asked
                 self._keep(keep_seconds)
                 return await self._service.runner.run(
                     build, tenant, scope, receive, send, num_bytes=len(data), began=began

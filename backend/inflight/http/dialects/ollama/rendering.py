@@ -30,10 +30,13 @@ _encode = msgspec.json.Encoder().encode
 class GrowingAnswer:
     """What both ways have in common."""
 
-    def __init__(self, call: Call, generation: Generation, began: float, *, has_messages: bool) -> None:
-        """`began`: when the HTTP request arrived, on the monotonic clock. `has_messages`: whether pieces are messages,
-        or texts."""
-        self._call, self._generation, self._began = call, generation, began
+    def __init__(
+        self, call: Call, generation: Generation, began: float, load_seconds: float, *, has_messages: bool
+    ) -> None:
+        """`began`: when the HTTP request arrived, on the monotonic clock. `load_seconds`: for which it waited for its
+        engine. `has_messages`: whether pieces are messages, or texts."""
+        self._call, self._generation = call, generation
+        self._began, self._load_seconds = began, load_seconds
         self._has_messages = has_messages
         self._first = 0.0
         """When the first token came."""
@@ -102,17 +105,19 @@ class GrowingAnswer:
             "done": True,
             "done_reason": DONE_REASONS[reason],
             "total_duration": _nanoseconds(now - self._began),
-            "load_duration": 0,
+            "load_duration": _nanoseconds(self._load_seconds),
             "prompt_eval_count": self._call.num_prompt_tokens,
-            "prompt_eval_duration": _nanoseconds(self._first - self._began),
+            "prompt_eval_duration": _nanoseconds(self._first - self._began - self._load_seconds),
             "eval_count": self._generation.num_tokens,
             "eval_duration": _nanoseconds(now - self._first),
         }
 
 
 class WholeAnswer(GrowingAnswer):
-    def __init__(self, call: Call, generation: Generation, began: float, *, has_messages: bool) -> None:
-        super().__init__(call, generation, began, has_messages=has_messages)
+    def __init__(
+        self, call: Call, generation: Generation, began: float, load_seconds: float, *, has_messages: bool
+    ) -> None:
+        super().__init__(call, generation, began, load_seconds, has_messages=has_messages)
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -156,10 +161,10 @@ class StreamedAnswer(GrowingAnswer):
         return _encode({**self._head(), **fields, **more}) + b"\n"
 
 
-def rendering(began: float, *, has_messages: bool) -> Rendering:
+def rendering(began: float, load_seconds: float, *, has_messages: bool) -> Rendering:
     return Rendering(
-        lambda call, generation: WholeAnswer(call, generation, began, has_messages=has_messages),
-        lambda call, generation: StreamedAnswer(call, generation, began, has_messages=has_messages),
+        lambda call, generation: WholeAnswer(call, generation, began, load_seconds, has_messages=has_messages),
+        lambda call, generation: StreamedAnswer(call, generation, began, load_seconds, has_messages=has_messages),
         LINES,
     )
 
