@@ -43,9 +43,10 @@ class Connections:
     def admit(self, member: Member) -> str:
         """Take it in, in the place of one that is idle if all are taken. Returns why it cannot be, or ""."""
         address = member.address
-        own, every = self._num_of_address[address], len(self._members)
+        own = self._num_of_address[address]
         if own >= self._most_of_address and not self._close_idle(address):
             return f"{own} connections of {address} are in use, max_connections_per_address"
+        every = len(self._members)  # without the one that was closed
         if every >= self._most and not self._close_idle():
             return f"{every} connections are in use, max_connections"
         self._members.add(member)

@@ -183,6 +183,25 @@ def test_one_address_does_not_take_all_connections(tmp_path: Path, caplog: pytes
             pass
 
 
+def test_a_place_of_ones_own_costs_no_neighbour_one(tmp_path: Path) -> None:
+    """Where an address has all that it may have, and all connections are taken."""
+    options = {"max_connections": 3, "max_connections_per_address": 2}
+    engine = PlayedEngine(say())
+    with openai_server(engine, checkpoint_folder(tmp_path), **options) as url, contextlib.ExitStack() as stack:
+        CLIENT.get(f"{url}/health", headers={"connection": "close"})
+        host, port = url.removeprefix("http://").split(":")
+        used = []
+        for own in ("127.0.0.2", "127.0.0.1", "127.0.0.1", "127.0.0.1"):
+            connection = socket.create_connection((host, int(port)), ENOUGH, source_address=(own, 0))
+            used.append(stack.enter_context(connection))
+            connection.sendall(HEALTH + b"\r\n")
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        neighbour, idle, *_ = used
+        assert idle.recv(1000) == b""
+        neighbour.sendall(HEALTH + b"\r\n")
+        assert neighbour.recv(1000).startswith(b"HTTP/1.1 200")
+
+
 def test_neighbours_in_ipv6_are_one_address() -> None:
     of = [address_of((host, 1, 0, 0)) for host in ("2001:db8::1", "2001:db8::2:1", "2001:db8:0:1::1", "fe80::1%eth0")]
     assert of == ["2001:db8::/64", "2001:db8::/64", "2001:db8:0:1::/64", "fe80::/64"]
