@@ -11,6 +11,9 @@ import msgspec
 from inflight.prompt_tuning import EmbeddingType
 from inflight.vision.seen import Picture, Unreadable
 
+LOAD_SECONDS = 300.0
+"""For the process to get ready; then it ends."""
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Of a process, from its start to its end."""

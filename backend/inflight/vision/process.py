@@ -5,24 +5,31 @@ A process that ends, by itself or by a picture, is replaced when the next one is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import socket
 import subprocess
+import threading
+import time
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import msgspec
 
 from inflight.prompt_tuning import EmbeddingType
 from inflight.python_command import find_python, worker_environment
-from inflight.vision.messages import Ready, See, Settings, Unusable, answer_decoder, encoder
+from inflight.vision.messages import LOAD_SECONDS, Ready, See, Settings, Unusable, answer_decoder, encoder
 from inflight.vision.seen import Seen, Unreadable
 
 logger = logging.getLogger(__name__)
 
 MODULE = "inflight.vision.worker"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+GRACE_SECONDS = 5.0
+"""Beyond the bounds that the process sets itself. Those do not end it while it is stopped, or cannot be scheduled."""
 
 
 class VisionFailed(Exception):
@@ -62,7 +69,8 @@ class VisionProcess:
             )
         self._connection = Connection(ours.detach())
         try:
-            said = answer_decoder.decode(self._connection.recv_bytes())
+            with self._killed_after(LOAD_SECONDS + GRACE_SECONDS):
+                said = answer_decoder.decode(self._connection.recv_bytes())
         except (EOFError, OSError):
             why = f"its process ended with code {self._end()} while it was loaded"
             raise VisionFailed(why, is_lasting=False) from None
@@ -75,15 +83,18 @@ class VisionProcess:
     def see(self, data: bytes, dtype: EmbeddingType) -> Seen:
         """By the process, which has been started."""
         assert self._connection is not None
+        most = self._settings.max_seconds
+        began = time.monotonic()
         try:
-            self._connection.send_bytes(encoder.encode(See(data=data, dtype=dtype)))
-            said = answer_decoder.decode(self._connection.recv_bytes())
+            with self._killed_after(most + GRACE_SECONDS):
+                self._connection.send_bytes(encoder.encode(See(data=data, dtype=dtype)))
+                said = answer_decoder.decode(self._connection.recv_bytes())
         except (EOFError, OSError):
             code = self._end()
             logger.error("the process that reads pictures ended with code %d; another one takes its place", code)
             why = f"could not be read: the process that does it ended with code {code}"
-            if code == -signal.SIGALRM:
-                why = f"took longer than {self._settings.max_seconds:g} s to read (image_timeout_ms)"
+            if code == -signal.SIGALRM or time.monotonic() - began > most:
+                why = f"took longer than {most:g} s to read (image_timeout_ms)"
             return Unreadable(why=why, is_lasting=False)
         assert not isinstance(said, Ready | Unusable)
         seen = said.picture or said.unreadable
@@ -104,6 +115,18 @@ class VisionProcess:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    @contextlib.contextmanager
+    def _killed_after(self, seconds: float) -> Iterator[None]:
+        """Within which the process must have done what it is to do."""
+        assert self._process is not None
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _end(self) -> int:
         """The code with which the process has ended."""

@@ -21,7 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 from inflight.errors import ConfigurationError
 from inflight.prompt_tuning import EmbeddingTable, EmbeddingType
-from inflight.vision.messages import Answer, Ready, See, Unusable, encoder, see_decoder, settings_decoder
+from inflight.vision.messages import LOAD_SECONDS, Answer, Ready, See, Unusable, encoder, see_decoder, settings_decoder
 from inflight.vision.opening import BadImage, open_image
 from inflight.vision.seen import Picture, Unreadable
 from inflight.vision.tower import SeenImage, Tower
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 NICENESS = 10
 """As that of spare ranks: a busy core then gives about a tenth of its time to this process."""
-LOAD_SECONDS = 300
 WORKING_BYTES = 8 * 2**30
 """Of address space for a picture, besides what the process has when it is loaded."""
 NO_PILLOW = "images need Pillow in this environment: pip install 'inflight[images]'"
@@ -94,7 +93,7 @@ def main(descriptor: str, settings_json: str) -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     connection, settings = Connection(int(descriptor)), settings_decoder.decode(settings_json)
-    signal.alarm(LOAD_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, LOAD_SECONDS)
     try:
         import PIL  # noqa: F401
 
@@ -103,7 +102,7 @@ def main(descriptor: str, settings_json: str) -> None:
         why = NO_PILLOW if isinstance(error, ImportError) else str(error)
         connection.send_bytes(encoder.encode(Unusable(why=why)))
         return
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     bound_memory()
     serve(connection, tower, settings.max_pixels, settings.max_seconds)
 

@@ -19,6 +19,7 @@ from image_checkpoints import file_of, make_image, make_image_checkpoint
 from PIL import Image
 
 from inflight.errors import QueueFull
+from inflight.vision import process as process_module
 from inflight.vision import vision as vision_module
 from inflight.vision.messages import See, Settings
 from inflight.vision.seen import Picture, Seen, Unreadable
@@ -159,6 +160,25 @@ def test_a_picture_that_takes_too_long_is_told(folder: Path) -> None:
     finally:
         vision.close()
     assert seen == Unreadable(why="took longer than 1e-06 s to read (image_timeout_ms)", is_lasting=False)
+
+
+def test_a_process_that_is_stopped_takes_no_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own alarm does not end it: the program does, and those that wait behind get another process."""
+    monkeypatch.setattr(process_module, "GRACE_SECONDS", 0.0)
+    vision = Vision(Settings(folder=str(folder), max_pixels=2**20, max_seconds=2.0), 2**20)
+    try:
+        vision.start().result(PATIENCE)
+        stopped = vision.pid
+        large = FILE + bytes(2**22)  # more than the socket takes while nobody reads
+        for file in (FILE, large):
+            assert vision.pid is not None
+            os.kill(vision.pid, signal.SIGSTOP)
+            (seen,) = see(vision, file)
+            assert seen == Unreadable(why="took longer than 2 s to read (image_timeout_ms)", is_lasting=False)
+            vision.start().result(PATIENCE)
+        assert picture(vision) and vision.pid != stopped
+    finally:
+        vision.close()
 
 
 def test_what_has_not_been_used_for_longest_is_given_up(folder: Path) -> None:
