@@ -152,6 +152,8 @@ class ModelEngine:
     async def unload(self) -> None:
         """End its ranks, unless somebody uses it."""
         if self.is_idle:
+            # At once, and not with the task's first step: whoever asks for it until then would get what ends.
+            self._is_loaded = False
             self._begin(self._unload())
             await self._changed()
 
@@ -214,7 +216,7 @@ class ModelEngine:
         await asyncio.to_thread(self.front.start)
 
     async def _unload(self) -> None:
-        self._is_loaded, self._keep_seconds = False, self._configured_seconds
+        self._keep_seconds = self._configured_seconds
         try:
             await asyncio.to_thread(self.front.shutdown)
             self._unloaded()

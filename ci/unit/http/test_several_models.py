@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +287,23 @@ class TestOnDemand:
         assert engine.is_loaded and loads.begun == 2
         await engine.close()
 
+    async def test_one_that_is_asked_for_while_it_begins_to_unload_is_loaded_again(self) -> None:
+        """What came before the unload has taken its first step must not be given the engine that ends."""
+        loads = Loads()
+        loads.may_end.set()
+        engine = ModelEngine("late", lambda: LoadedEngine(loads, ""), PlayedEngine, is_on_demand=True)
+        engine.open(asyncio.get_running_loop())
+        await engine.load()
+
+        async def use() -> bool:
+            async with engine.in_use():
+                await asyncio.sleep(0.01)
+                return engine.front.can_enqueue_requests()
+
+        _, could = await asyncio.gather(engine.unload(), use())
+        assert could and (loads.begun, loads.ended) == (2, 1)
+        await engine.close()
+
     async def test_a_client_that_gives_up_takes_the_load_from_nobody(self) -> None:
         loads = Loads()
         engine = ModelEngine("late", lambda: LoadedEngine(loads, ""), PlayedEngine, is_on_demand=True)
@@ -391,13 +409,14 @@ class TestRoom:
 
     def engines(self, free: list[int], *names: str, num_cores: int = 100) -> tuple[dict[str, ModelEngine], Loads]:
         """Each takes 2 GiB and 2 cores."""
+        self.rested: list[str] = []
         loads = Loads()
         loads.may_end.set()
         made = {name: ModelEngine(name, lambda: Sized(loads, free), PlayedEngine, is_on_demand=True) for name in names}
         needs = dict.fromkeys(made, Needs(num_bytes=2 * GIB, num_threads=2))
         room = Room([*made.values()], needs, num_cores)
-        for engine in made.values():
-            engine.open(asyncio.get_running_loop(), room.held)
+        for name, engine in made.items():
+            engine.open(asyncio.get_running_loop(), room.held, partial(self.rested.append, name))
         return made, loads
 
     async def test_the_one_idle_longest_is_unloaded_first(self, free: list[int]) -> None:
@@ -407,6 +426,16 @@ class TestRoom:
             async with made[name].in_use():
                 pass
         assert [name for name, engine in made.items() if engine.is_loaded] == ["a", "c"]
+        await asyncio.gather(*(engine.close() for engine in made.values()))
+
+    async def test_one_that_gives_way_takes_what_belongs_to_it_along(self, free: list[int]) -> None:
+        """The process that reads its images, whoever unloads it."""
+        free[0] = 3
+        made, _ = self.engines(free, "a", "b")
+        for name in ("a", "b", "a"):
+            async with made[name].in_use():
+                pass
+        assert self.rested == ["a", "b"]
         await asyncio.gather(*(engine.close() for engine in made.values()))
 
     async def test_what_is_in_use_stays_and_the_refusal_has_the_figures(self, free: list[int]) -> None:
