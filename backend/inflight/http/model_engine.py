@@ -152,9 +152,7 @@ class ModelEngine:
     async def unload(self) -> None:
         """End its ranks, unless somebody uses it."""
         if self.is_idle:
-            # At once, and not with the task's first step: whoever asks for it until then would get what ends.
-            self._is_loaded = False
-            self._begin(self._unload())
+            self._begin_unload()
             await self._changed()
 
     async def close(self) -> None:
@@ -176,9 +174,14 @@ class ModelEngine:
 
     def _unload_idle(self) -> None:
         if self.is_idle and self.seconds_left() <= 0:
-            self._begin(self._unload())
+            self._begin_unload()
         else:
             self._rest()
+
+    def _begin_unload(self) -> None:
+        # At once, and not with the task's first step: whoever asks for it until then would get what ends.
+        self._is_loaded = False
+        self._begin(self._unload())
 
     def _begin(self, change: Coroutine[Any, Any, None]) -> None:
         self._failure = ""

@@ -28,6 +28,7 @@ from fake_tokenizer import byte_tokenizer
 from openai_server import CLIENT, PlayedEngine, checkpoint_folder, say, serving, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
+from inflight.asking.images import Images
 from inflight.config import EngineConfig
 from inflight.errors import ConfigurationError, EngineUnavailable
 from inflight.executor.front.front import NOT_AVAILABLE, Front
@@ -259,6 +260,16 @@ class TestOnDemand:
                 assert server.loads.begun == count
                 assert server.get("/health").status_code == 200
             assert server.complete("writer").status_code == 200
+
+    def test_with_it_the_process_ends_that_reads_its_images(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rested: list[Images] = []
+        monkeypatch.setattr(Images, "rest", lambda images: rested.append(images))
+        with several(tmp_path, unload_after_seconds=0.05) as server:
+            server.loads.may_end.set()
+            assert server.complete("late").status_code == 200
+            wait_until(lambda: len(rested) == 1)
 
     def test_the_only_model_needs_no_name(self, tmp_path: Path) -> None:
         settings = OpenAIOptions(port=0, models=[ModelOptions(engine="late", is_on_demand=True)])

@@ -18,6 +18,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -90,6 +91,8 @@ class Connection:
         self._outbox: deque[tuple[int, bytes]] = deque()
         """(request id, encoded message) of messages that are not sent yet."""
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # With the object and not with its thread: others may wake it until then, and must not reach another file.
+        weakref.finalize(self, os.close, self._wake_fd).atexit = False
         self._introduced_as = 0
         """The front id that the present leader was told."""
         self._has_served = False

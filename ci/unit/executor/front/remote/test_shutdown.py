@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -39,6 +40,23 @@ def test_shutdown_answers_what_is_in_flight_and_leaves_nothing(
     assert list(run_directory.iterdir()) == []
     with pytest.raises(EngineUnavailable):
         submit(executor, Order.ANSWER)
+
+
+def test_fronts_that_are_gone_leave_no_open_file(launcher: Launcher) -> None:
+    """As a server has had many of, whose model is loaded on demand."""
+
+    def open_files() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    counts = []
+    for _ in range(3):
+        executor = launcher()
+        executor.start()
+        executor.shutdown()
+        del executor
+        counts.append(open_files())
+    assert counts[2] == counts[1]
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
