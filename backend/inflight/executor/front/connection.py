@@ -18,7 +18,6 @@ import math
 import os
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -90,9 +89,10 @@ class Connection:
         self._on_death = on_death
         self._outbox: deque[tuple[int, bytes]] = deque()
         """(request id, encoded message) of messages that are not sent yet."""
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # With the object and not with its thread: others may wake it until then, and must not reach another file.
-        weakref.finalize(self, os.close, self._wake_fd).atexit = False
+        self._wake_fd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """None = the thread has ended, and nobody wakes it."""
+        self._wake_lock = threading.Lock()
+        """Without it, whoever wakes the thread might write to another file that has its number by then."""
         self._introduced_as = 0
         """The front id that the present leader was told."""
         self._has_served = False
@@ -121,8 +121,13 @@ class Connection:
         self.wake()
 
     def join(self) -> None:
+        """And give up what belongs to the thread, which `close` ends."""
         if self._thread.ident is not None:
             self._thread.join()
+        with self._wake_lock:
+            fd, self._wake_fd = self._wake_fd, None
+        if fd is not None:
+            os.close(fd)
 
     def relaunch(self) -> None:
         """Relaunch lost ranks now. Does nothing unless they are lost."""
@@ -152,8 +157,9 @@ class Connection:
         self._outbox.clear()
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._wake_fd, 1)
+        with self._wake_lock, contextlib.suppress(BlockingIOError):
+            if self._wake_fd is not None:
+                os.eventfd_write(self._wake_fd, 1)
 
     @property
     def _state(self) -> EngineState:
@@ -321,7 +327,7 @@ class Connection:
         ready: set[object] = {source for source, _ in poller.poll(int(asked * 1000) + 1)}
         if time.monotonic() - before > asked + OVERSLEPT_SECONDS:
             watch.excuse()
-        if self._wake_fd in ready:
+        if self._wake_fd is not None and self._wake_fd in ready:
             os.eventfd_read(self._wake_fd)
         return ready
 

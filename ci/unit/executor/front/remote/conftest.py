@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +33,7 @@ def run_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def launcher(tmp_path: Path, run_directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
     """Makes executors over the scripted leader, and ends them with the test."""
     monkeypatch.setattr(backoff, "LONGEST", 0.0)
-    made: weakref.WeakSet[RemoteFront] = weakref.WeakSet()  # a test may give one up
+    made: list[RemoteFront] = []
 
     def make(behaviour: str = "serve", config: EngineConfig | None = None, **options: object) -> RemoteFront:
         config = config or EngineConfig()
@@ -44,11 +43,11 @@ def launcher(tmp_path: Path, run_directory: Path, monkeypatch: pytest.MonkeyPatc
 
         launcher = SpareLauncher(config, make_one) if config.spare_ranks else make_one()
         executor = RemoteFront(config, launcher, **options)  # type: ignore[arg-type]
-        made.add(executor)
+        made.append(executor)
         return executor
 
     yield make
-    for executor in list(made):
+    for executor in made:
         executor.shutdown()
     assert list(run_directory.iterdir()) == []
     assert launched(tmp_path) == []
