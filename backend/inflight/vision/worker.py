@@ -1,6 +1,6 @@
 """The program of the vision process: `python -m inflight.vision.worker FD SETTINGS`, with the settings as JSON.
 
-It answers on the socket FD, which it has from the program that started it, and ends when that is closed, when a picture
+It answers on the socket FD, which it has from the program that started it, and ends with that program, when a picture
 takes too long, or by whatever a hostile file does to it: its program then starts another one. It has a lower priority
 than the ranks, which share its cores.
 """
@@ -20,6 +20,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from inflight.errors import ConfigurationError
+from inflight.executor.parent_watch import die_with_parent
 from inflight.prompt_tuning import EmbeddingTable, EmbeddingType
 from inflight.vision.messages import LOAD_SECONDS, Answer, Ready, See, Unusable, encoder, see_decoder, settings_decoder
 from inflight.vision.opening import BadImage, open_image
@@ -86,6 +87,7 @@ def bound_memory() -> None:
 
 
 def main(descriptor: str, settings_json: str) -> None:
+    die_with_parent(None)
     # Ctrl-C is the program's: it closes the socket when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

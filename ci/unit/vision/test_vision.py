@@ -5,12 +5,17 @@ Run: pytest ci/unit/vision/test_vision.py
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import select
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -179,6 +184,27 @@ def test_a_process_that_is_stopped_takes_no_longer(folder: Path, monkeypatch: py
         assert picture(vision) and vision.pid != stopped
     finally:
         vision.close()
+
+
+def test_a_process_that_is_stopped_does_not_outlive_its_program(folder: Path) -> None:
+    settings = Settings(folder=str(folder), max_pixels=2**20, max_seconds=PATIENCE)
+    script = (
+        "import sys; from inflight.vision.messages import settings_decoder; from inflight.vision.process import "
+        "VisionProcess; process = VisionProcess(settings_decoder.decode(sys.argv[1])); process.start(); "
+        "print(process.pid, flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, msgspec.json.encode(settings).decode()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        pidfd = os.pidfd_open(pid := int(program.stdout.readline()))
+        os.kill(pid, signal.SIGSTOP)
+        program.kill()
+    try:
+        assert select.select([pidfd], [], [], 10)[0]
+    finally:
+        os.close(pidfd)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_what_has_not_been_used_for_longest_is_given_up(folder: Path) -> None:
