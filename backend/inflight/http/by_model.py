@@ -20,9 +20,6 @@ from inflight.http.guard import Guard, held
 from inflight.http.model_engine import ModelEngine
 from inflight.http.service import Service
 
-LATEST = ":latest"
-"""The tag that Ollama's clients add to names without one."""
-
 
 class _Named(msgspec.Struct):
     """What says in a body which model is meant."""
@@ -52,6 +49,10 @@ class ByModel:
     @property
     def loads_itself(self) -> frozenset[str]:
         return self._dialects[0].loads_itself
+
+    @property
+    def name_tag(self) -> str:
+        return self._dialects[0].name_tag
 
     def paths(self) -> Mapping[str, Mapping[str, Handler]]:
         first, *others = (dialect.paths() for dialect in self._dialects)
@@ -83,7 +84,7 @@ class ByModel:
         asked = named.model or named.name
         names = [service.names for service in self._services]
         if asked:
-            wanted = (asked, asked.removesuffix(LATEST))
+            wanted = (asked, asked.removesuffix(self.name_tag))
             return next((index for name in wanted for index, each in enumerate(names) if each.knows(name)), None)
         if len(names) == 1:
             return 0

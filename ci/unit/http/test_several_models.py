@@ -271,6 +271,14 @@ class TestOnDemand:
             assert server.complete("late").status_code == 200
             wait_until(lambda: len(rested) == 1)
 
+    def test_a_name_that_only_ollamas_clients_may_write_loads_nothing_for_others(self, tmp_path: Path) -> None:
+        with several(tmp_path) as server:
+            server.loads.may_end.set()
+            assert server.complete("late:latest").status_code == 404
+            assert server.loads.begun == 0
+            asked = {"model": "late:latest", "prompt": "ab", "stream": False, "raw": True}
+            assert server.post("/api/generate", asked).json()["response"] == "text of late"
+
     def test_the_only_model_needs_no_name(self, tmp_path: Path) -> None:
         settings = OpenAIOptions(port=0, models=[ModelOptions(engine="late", is_on_demand=True)])
         config = EngineConfig(gpt_model_path=str(checkpoint_folder(tmp_path)))

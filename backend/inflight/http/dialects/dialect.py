@@ -22,5 +22,9 @@ class Dialect(Protocol):
         """The paths whose answers use the engine as far as they need it (`ModelEngine.in_use`). All others that are
         posted to get it loaded."""
 
+    @property
+    def name_tag(self) -> str:
+        """What its clients may add to the name of a model; "" = nothing."""
+
     def paths(self) -> Mapping[str, Mapping[str, Handler]]:
         """Path -> method -> what answers it."""

@@ -24,6 +24,7 @@ class MessagesApi:
         self.error_form = in_anthropics_form
         self.below = ("/v1/messages",)
         self.loads_itself: frozenset[str] = frozenset()
+        self.name_tag = ""
         self._service = service
 
     def paths(self) -> dict[str, dict[str, Handler]]:

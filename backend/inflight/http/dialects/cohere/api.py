@@ -39,6 +39,7 @@ class CohereApi:
         self.error_form = in_coheres_form
         self.below: tuple[str, ...] = ()
         self.loads_itself: frozenset[str] = frozenset()
+        self.name_tag = ""
         self._service = service
 
     def paths(self) -> dict[str, dict[str, Handler]]:

@@ -18,7 +18,7 @@ from inflight.http.dialects.body import decode_body
 from inflight.http.dialects.ollama.asks import OF_CHAT, WORDS, chat_ask, generate_ask
 from inflight.http.dialects.ollama.fields import ChatBody, EmbedBody, EmbeddingsBody, GenerateBody
 from inflight.http.dialects.ollama.keep_alive import KeepAlive, read_keep_alive
-from inflight.http.dialects.ollama.models import OllamaModels
+from inflight.http.dialects.ollama.models import LATEST, OllamaModels
 from inflight.http.dialects.ollama.rendering import rendering
 from inflight.http.endpoint import Handler, send_json
 from inflight.http.pooled_runner import OF_VECTORS
@@ -40,6 +40,7 @@ class OllamaApi:
         self.error_form = in_ollamas_form
         self.below = ("/api",)
         self.loads_itself = frozenset(("/api/chat", "/api/generate", "/api/show"))
+        self.name_tag = LATEST
         self._service = service
         self._models = OllamaModels(service)
 

@@ -53,6 +53,7 @@ class OpenAIApi:
         self.error_form = in_openais_form
         self.below: tuple[str, ...] = ()
         self.loads_itself: frozenset[str] = frozenset()
+        self.name_tag = ""
         self._service = service
         self._models = ModelsApi(service, allows_lora_updates=allows_lora_updates)
         self._rerank = RerankApi(service)
