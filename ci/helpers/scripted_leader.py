@@ -17,7 +17,6 @@ from pathlib import Path
 import zmq
 
 from inflight.engine_description import EngineDescription
-from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.wire.launch import Launch
 from inflight.executor.wire.messages import (
     Cancel,
@@ -34,6 +33,7 @@ from inflight.executor.wire.messages import (
     decode_from_front,
     encode,
 )
+from inflight.parent_watch import die_with_parent
 from inflight.request import Request
 from inflight.request_limits import RequestLimits
 from inflight.result import FinishReason, Response, Result

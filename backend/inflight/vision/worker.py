@@ -20,7 +20,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from inflight.errors import ConfigurationError
-from inflight.executor.parent_watch import die_with_parent
+from inflight.parent_watch import die_with_parent
 from inflight.prompt_tuning import EmbeddingTable, EmbeddingType
 from inflight.vision.messages import LOAD_SECONDS, Answer, Ready, See, Unusable, encoder, see_decoder, settings_decoder
 from inflight.vision.opening import BadImage, open_image

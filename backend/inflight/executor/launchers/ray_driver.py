@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from inflight.errors import ConfigurationError
-from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.wire.launch import Launch
+from inflight.parent_watch import die_with_parent
 
 CONNECT_SECONDS = 5.0
 LOCAL = "local"

@@ -15,7 +15,6 @@ import socket
 import sys
 import tempfile
 
-from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.rank.own_image import become
 from inflight.executor.wire.forks import (
     MAX_MESSAGE_BYTES,
@@ -29,6 +28,7 @@ from inflight.executor.wire.forks import (
     decode_to_server,
     encode,
 )
+from inflight.parent_watch import die_with_parent
 from inflight.python_command import WORKER
 
 IMPORTED = (

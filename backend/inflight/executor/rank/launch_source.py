@@ -22,12 +22,12 @@ from typing import Protocol
 
 from inflight.distributed.joining import OuterJob
 from inflight.errors import ConfigurationError
-from inflight.executor.parent_watch import dying_with
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.wire.address import EngineAddress, user_directory
 from inflight.executor.wire.job import JobFolder, is_served, note_end, take
 from inflight.executor.wire.launch import Launch
 from inflight.model_config import read_engine_config
+from inflight.parent_watch import dying_with
 
 logger = logging.getLogger("inflight.worker")
 

@@ -24,11 +24,11 @@ from inflight.distributed.joining import OuterJob, join
 from inflight.distributed.outer_job import find_outer_job
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError
-from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.rank.assembly import LoadRunner, load_model_runner
 from inflight.executor.rank.launch_source import LaunchSource, OwnLaunch, PostedLaunches
 from inflight.executor.rank.worker import end_ranks, in_one_line, serve, start_logging
 from inflight.executor.wire.launch import Launch
+from inflight.parent_watch import die_with_parent
 
 logger = logging.getLogger("inflight.worker")
 

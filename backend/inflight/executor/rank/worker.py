@@ -21,7 +21,6 @@ from inflight.config import EngineConfig
 from inflight.distributed.joining import join
 from inflight.distributed.rank_group import RankGroup, SingleRank
 from inflight.errors import ConfigurationError, InflightError, InsufficientMemory, UnusableWeights
-from inflight.executor.parent_watch import die_with_parent
 from inflight.executor.rank.assembly import (
     LoadedRunner,
     LoadRunner,
@@ -33,6 +32,7 @@ from inflight.executor.rank.assembly import (
 from inflight.executor.rank.callbacks import RankCallbacks
 from inflight.executor.rank.leader.leader_socket import LeaderSocket
 from inflight.executor.wire.launch import Launch, launched_rank
+from inflight.parent_watch import die_with_parent
 
 logger = logging.getLogger("inflight.worker")
 
