@@ -16,10 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from inflight.config import EngineConfig
+from inflight.executor.launchers.stopped_processes import SHARE, StoppedProcesses
 from inflight.executor.wire.forks import (
     MAX_MESSAGE_BYTES,
     ROOM,
     ROOM_BYTES,
+    CannotFork,
     Ended,
     Fork,
     Forked,
@@ -52,7 +54,8 @@ class ForkServer:
 
     def is_ready(self, seconds: float) -> bool:
         """Whether ranks can be forked, after at most so much time; starts the server if there is none. Raises OSError
-        if it cannot be started, or has ended without becoming ready."""
+        if it cannot be started, or has ended or been stopped without becoming ready."""
+        self._set_aside_if_silent()
         if self._server is None or self._server.has_ended():
             self._end_server()
             self._server = Server()
@@ -69,18 +72,25 @@ class ForkServer:
         try:
             answer = self._server.ask(Fork(dict(environment.items() - self._server.environment.items())))
         except TimeoutError:
-            self._silent.append(self._server)
-            self._server = None
+            self._set_aside_if_silent()
             raise OSError(f"the process that ranks are forked from did not answer for {ANSWER_SECONDS:g} s") from None
         if not isinstance(answer, Forked):
-            raise OSError(f"a rank cannot be forked: {answer}")
-        return ForkedProcess(answer.pid, self._server)
+            raise OSError(f"a rank cannot be forked: {answer.reason if isinstance(answer, CannotFork) else answer}")
+        return self._server.add(answer.pid)
 
     def close(self) -> None:
         """End the servers, and ranks that are left."""
         self._end_server()
         while self._silent:
             self._silent.pop().end()
+
+    def _set_aside_if_silent(self) -> None:
+        if self._server is not None and self._server.is_silent:
+            self._silent.append(self._server)
+            self._server = None
+        for server in [server for server in self._silent if not server.has_ranks()]:
+            self._silent.remove(server)
+            server.end()
 
     def _end_server(self) -> None:
         if self._server is not None:
@@ -93,9 +103,13 @@ class Server:
 
     def __init__(self) -> None:
         self.environment = worker_environment(os.environ)
+        self.is_silent = False
+        """Whether an answer did not come in time. It may come yet, as if it were that of the next message."""
         self._is_ready = False
+        self._ranks: list[ForkedProcess] = []
         self._channel, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with other:
+        with contextlib.ExitStack() as on_failure, other:
+            on_failure.callback(self._channel.close)
             self._process = subprocess.Popen(
                 [str(find_python()), *PROGRAM, str(other.fileno())],
                 env={
@@ -108,6 +122,8 @@ class Server:
                 pass_fds=[other.fileno()],
                 start_new_session=True,
             )
+            on_failure.pop_all()
+        self._stopped = StoppedProcesses(lambda: [self._process.pid], ANSWER_SECONDS / SHARE)
 
     def is_ready(self, seconds: float) -> bool:
         if not self._is_ready:
@@ -115,14 +131,35 @@ class Server:
             try:
                 self._is_ready = isinstance(self._receive(), Ready)
             except TimeoutError:
+                if self._stopped.look() is not None:
+                    raise OSError(
+                        "the process that ranks are forked from has been stopped by a signal for "
+                        f"{self._stopped.patience:g} s"
+                    ) from None
                 return False
         return True
 
     def ask(self, message: ToServer) -> FromServer:
-        """The answer. Raises TimeoutError if there is none in time: it would come as that of the next message."""
+        """The answer. Raises TimeoutError if there is none in time; from then on at once."""
+        if self.is_silent:
+            raise TimeoutError
         self._channel.settimeout(ANSWER_SECONDS)
-        self._channel.send(encode(message))
-        return self._receive()
+        try:
+            self._channel.send(encode(message))
+            return self._receive()
+        except TimeoutError:
+            self.is_silent = True
+            raise
+
+    def add(self, pid: int) -> ForkedProcess:
+        """The rank that it has forked. Raises OSError if it cannot be watched, and is killed."""
+        rank = ForkedProcess(pid, self)
+        self._ranks = [*(other for other in self._ranks if other.poll() is None), rank]
+        return rank
+
+    def has_ranks(self) -> bool:
+        """Whether one of them runs."""
+        return any(rank.poll() is None for rank in self._ranks)
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -147,8 +184,15 @@ class ForkedProcess:
         self._server = server
         self._code: int | None = None
         self._pidfd: int | None = None
-        with contextlib.suppress(ProcessLookupError):  # it has ended with its server
+        try:
             self._pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # it has ended with its server
+            pass
+        except OSError:  # such as no descriptor left
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._reap()
+            raise
 
     def poll(self) -> int | None:
         """The exit code, None while it runs."""

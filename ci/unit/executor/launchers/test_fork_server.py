@@ -5,6 +5,7 @@ pytest ci/unit/executor/launchers/test_fork_server.py
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -125,6 +126,79 @@ def test_ranks_of_a_server_that_does_not_answer_go_on(
     for processes in (first, second):
         until(lambda processes=processes: not processes.pids())  # type: ignore[misc]
         processes.kill()
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_an_answer_that_comes_late_is_not_taken_for_another(
+    config: EngineConfig, server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is stopped when its rank is to be reaped, and goes on later."""
+    monkeypatch.setattr(fork_server, "ANSWER_SECONDS", 0.2)
+    first = waiting_rank(config, server)
+    (pid,) = first.pids()
+    silent = parent_of(pid)
+    os.kill(silent, signal.SIGSTOP)
+    first.kill()
+    os.kill(silent, signal.SIGCONT)
+    until(lambda: server.is_ready(1.0))
+    wait_for_end(silent)  # it has no ranks any more
+    monkeypatch.undo()
+    second = waiting_rank(config, server)
+    (pid,) = second.pids()
+    assert children_of(parent_of(pid)) == [pid]
+    second.kill()
+
+
+def test_a_rank_that_cannot_be_watched_is_killed(
+    config: EngineConfig, server: ForkServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = waiting_rank(config, server)
+    parent = parent_of(first.pids()[0])
+    first.kill()
+
+    def without_descriptors(pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", without_descriptors)
+    with pytest.raises(OSError, match="Too many open files"):
+        waiting_rank(config, server)
+    assert not children_of(parent)
+
+
+AT_ITS_LIMIT = """
+import os, socket, sys
+from inflight.executor.rank.fork_server import serve
+def fork():
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+os.fork = fork
+serve(socket.socket(fileno=int(sys.argv[1])))
+"""
+"""A server that may start no more processes. Root has no such limit."""
+
+
+def test_why_no_rank_can_be_forked_is_told(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "PROGRAM", ("-c", AT_ITS_LIMIT))
+    server = ForkServer()
+    until(lambda: server.is_ready(1.0))
+    with pytest.raises(OSError, match=r"^a rank cannot be forked: \[Errno 11\] Resource temporarily unavailable$"):
+        waiting_rank(config, server)
+    server.close()
+
+
+def test_a_server_that_is_stopped_while_it_imports_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "ANSWER_SECONDS", 0.2)
+    server = ForkServer()
+    assert not server.is_ready(0.01)
+    (stopped,) = (pid for pid in children_of(os.getpid()) if b"inflight.executor.rank.fork_server" in shown(pid)[0])
+    os.kill(stopped, signal.SIGSTOP)
+    with pytest.raises(OSError, match="has been stopped by a signal"):
+        until(lambda: server.is_ready(0.1))
+    wait_for_end(stopped)
+    until(lambda: server.is_ready(1.0))
+    server.close()
 
 
 def test_a_server_that_cannot_import_says_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
