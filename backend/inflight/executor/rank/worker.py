@@ -65,6 +65,8 @@ def main(load_runner: LoadRunner | None = None) -> int:
         is_lasting = isinstance(error, ConfigurationError) and not isinstance(error, InsufficientMemory)
         is_of_weights = isinstance(error, UnusableWeights)
         _fail(launch, group, str(error), is_misconfigured=is_lasting, is_of_weights=is_of_weights)
+    except ConnectionError as error:  # see RankGroup
+        _fail(launch, group, f"this rank ends because another one did: {error}")
     except BaseException as error:
         logger.exception("this rank ends because of an unexpected error")
         _fail(launch, group, in_one_line(error))
