@@ -19,7 +19,7 @@ from waiting import until
 from inflight.executor.executor import attach_executor
 from inflight.executor.launchers.attached import find_engine
 from inflight.executor.wire.address import EngineAddress
-from inflight.executor.wire.launch import RANK_NOTE
+from inflight.executor.wire.launch import SOCKET
 
 pytestmark = pytest.mark.long
 
@@ -46,8 +46,8 @@ def stopped_loading_rank(server: ServerProcess, old: int) -> int:
     while True:
         new = new_rank(server, old)
         os.kill(new, signal.SIGSTOP)
-        # A rank notes that it has joined, and loads the model then.
-        if not list(server.ready_endpoints.run_directory.glob(f"engine-*/{RANK_NOTE}*")):
+        # The leader listens once all ranks have loaded the model.
+        if not list(server.ready_endpoints.run_directory.glob(f"engine-*/{SOCKET}")):
             return new
         os.kill(new, signal.SIGKILL)  # this process was late
         old = new

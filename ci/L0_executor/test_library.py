@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -228,10 +229,12 @@ def test_results_end_when_there_will_be_no_ranks_any_more() -> None:
 
 
 def test_the_programs_of_the_librarys_page_run() -> None:
-    first, second, _ = programs(ROOT / "backend" / "inflight" / "README.md")
+    first, of_encoder, events, _ = programs(ROOT / "backend" / "inflight" / "README.md")
     generated, _, streamed = run_program(first).rpartition("\n")
     assert len(generated) > 40 and streamed.strip() and "." not in streamed, "the stop string ends it and is cut off"
-    assert "KVCacheCreatedData" in run_program(second)
+    assert "KVCacheCreatedData" in run_program(events)
+    cosine, scores = run_program(of_encoder.replace("path/to/encoder", str(CHECKPOINT))).split(maxsplit=1)
+    assert json.loads(scores)[0] == pytest.approx(float(cosine), abs=1e-6)
 
 
 def programs(page: Path) -> list[str]:

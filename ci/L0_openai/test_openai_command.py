@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 from real_engine import CHECKPOINT
-from server_process import is_rank
+from server_process import command_of, is_rank
 from waiting import until
 
 from inflight import EngineConfig, GenerationExecutor
@@ -135,7 +135,7 @@ class TestAlone:
             os.kill(rank, signal.SIGKILL)
             assert text + "".join(piece.choices[0].text for piece in stream) == undisturbed
 
-            (server,) = (pid for pid in everything if pid != rank)
+            (server,) = (pid for pid in everything if b"inflight.http" in command_of(pid))
             os.kill(server, signal.SIGKILL)
             until(lambda: health(url) == 200, "the server is started again")
 
