@@ -80,6 +80,17 @@ def context_too_long(limit: int, num_prompt: int, field: str = "prompt", num_new
     return Refusal(field, sentence, kind=Kind.TOO_LONG)
 
 
+def text_too_long(limit: int, num_tokens: int) -> Refusal:
+    """Of a text that is only read, for a vector or a score."""
+    return Refusal(
+        "prompt",
+        "This model's maximum context length is {limit} tokens. However, {0} has {count}. Please shorten it.",
+        kind=Kind.TOO_LONG,
+        limit=limit,
+        count=num_tokens,
+    )
+
+
 def field_of(sentence: str) -> str:
     """The field that an error of the engine is about; "" if that is none, or not known."""
     for begin, field in BEGINNINGS.items():

@@ -19,7 +19,7 @@ from inflight.asking.images import Images, not_read
 from inflight.asking.limit import Limit
 from inflight.asking.prepared import Prepared, PreparedPrompt, engines_refusal
 from inflight.asking.prompt_encoder import EncodedPair, PromptEncoder, shortened
-from inflight.asking.refusal import Refusal, context_too_long
+from inflight.asking.refusal import Refusal, context_too_long, text_too_long
 from inflight.asking.text_prompts import ChosenPrompt
 from inflight.errors import InvalidRequest
 from inflight.generation_defaults import GenerationDefaults
@@ -297,7 +297,7 @@ def _fitted(limit: Limit, token_ids: list[int], limits: RequestLimits) -> tuple[
     asked, count = limit.max_tokens, limit.truncate_prompt_tokens
     if limits.pooled:
         if len(token_ids) > limits.max_input_len:
-            raise context_too_long(limits.max_input_len, len(token_ids))
+            raise text_too_long(limits.max_input_len, len(token_ids))
         return token_ids, asked or 0
     if limit.may_exceed and asked is not None:
         return token_ids, asked

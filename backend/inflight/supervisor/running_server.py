@@ -14,7 +14,7 @@ from inflight.open_requests import take_left
 from inflight.run_directory import SIGNS, UNLOADED
 from inflight.supervisor.admin import Admin
 from inflight.supervisor.canary import Canary
-from inflight.supervisor.health import Health
+from inflight.supervisor.health import TIMEOUT, Health, check_http
 from inflight.supervisor.log import ServerLog
 from inflight.supervisor.metrics import signs_of_work
 from inflight.supervisor.models import Loading, Models
@@ -45,9 +45,12 @@ class RunningServer:
         self._canaries = {model: self._canary(model) for model in plan.repository.answering}
 
     def is_ready(self) -> bool:
-        """Whether all models that are loaded at the start are ready."""
+        """Whether all models that are loaded at the start are ready, also for HTTP, which tritonserver opens last."""
         with contextlib.suppress(OSError):
-            return self.admin.is_ready()
+            if self.admin.is_ready():
+                if self._plan.endpoints.http:
+                    check_http(self._plan.endpoints.http, TIMEOUT)
+                return True
         return False
 
     def failure(self) -> str:

@@ -101,7 +101,7 @@ def test_an_encoder_is_asked_for_no_token_and_takes_a_text_as_long_as_its_positi
         assert played.sent.max_tokens == 0
         too_long = running.post("/v1/embeddings", {"input": "abcde"}).json()["error"]
         assert (too_long["param"], too_long["code"]) == ("input", "context_length_exceeded")
-        assert "maximum context length is 4 tokens" in too_long["message"]
+        assert "maximum context length is 4 tokens" in too_long["message"] and "completion" not in too_long["message"]
         cut = running.post("/api/embed", {"model": "llm", "input": "abcde"}).json()
         assert cut["prompt_eval_count"] == len(played.sent.input_token_ids) == 4
         one = running.post("/api/embeddings", {"model": "llm", "prompt": "abcde"}).json()
