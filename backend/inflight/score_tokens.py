@@ -53,6 +53,8 @@ def _by_words(words: list[str], tokenizer: Path) -> ScoreTokens:
             "score_tokens must be auto, none, or tokens of the vocabulary with a comma between: that of a bad answer "
             f"and that of a good one, or the latter alone, got {', '.join(words)!r}"
         )
+    if len(set(words)) < len(words):
+        raise ConfigurationError(f"score_tokens names the token {words[0]!r} twice, so that every score would be equal")
     numbers = _numbers(tokenizer / TOKENIZER)
     unknown = [word for word in words if word not in numbers]
     if unknown:

@@ -18,7 +18,7 @@ import pytest
 import torch
 import transformers
 from compiled_network import needs_compiler
-from encoder_checkpoints import EncoderEngine, scores_request, states_request, vector_request
+from encoder_checkpoints import EncoderEngine, scores_request, states_request, vector_request, write_encoder
 from tiny_checkpoints import COMPILED_CONFIGS, CONFIGS, fill_with_noise, needs_eager, write_checkpoint
 
 from inflight.config import EngineConfig
@@ -247,6 +247,7 @@ def test_the_checkpoint_may_say_it(tmp_path: Path) -> None:
     [
         ({"score_tokens": "no,maybe"}, {}, "tokenizer.json has no token 'maybe'"),
         ({"score_tokens": "no,yes,1"}, {}, "score_tokens must be auto, none, or tokens of the vocabulary"),
+        ({"score_tokens": "no,no"}, {}, "score_tokens names the token 'no' twice"),
         ({"score_tokens": "no,"}, {}, "score_tokens must be auto, none, or tokens"),
         ({"score_tokens": "no,yes", "model_impl": "transformers"}, {}, "set score_tokens to none"),
         ({"score_tokens": "no,yes"}, {"vocab_size": 6}, "a token of score_tokens is outside the vocabulary of 6"),
@@ -287,5 +288,25 @@ def test_no_bit_depends_on_neighbours_nor_on_the_cache(tmp_path: Path, dtype: st
             assert engine.tensor(request, *beside).tobytes() == alone.tobytes()
             results = engine.run([*beside, request])
             assert results[1].tensors[0].array().tobytes() == alone.tobytes()  # type: ignore[union-attr]
+    finally:
+        engine.close()
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["tokens", "layers"])
+def test_no_bit_of_a_score_depends_on_how_many_end_in_its_step(tmp_path: Path, kind: str) -> None:
+    """Of a head that is one row, and of BERT's, which is two layers."""
+    options = {"score_tokens": "no,yes"} if kind == "tokens" else {}
+    if kind == "tokens":
+        write_checkpoint(tmp_path, COMPILED_CONFIGS["qwen3-wide"], 5)
+        write_words(tmp_path)
+    else:
+        write_encoder(tmp_path, "BertForSequenceClassification", num_labels=1, vocab_size=300)
+    engine = EncoderEngine(tmp_path, cpu_compile="true", dtype="float32", max_num_tokens=64, **options)
+    try:
+        requests = [scores_request(number, text(3, number)) for number in range(8)]
+        alone = [engine.tensor(request).tobytes() for request in requests]
+        together = [engine.run(requests)[number] for number in range(8)]
+        assert [result.tensors[0].array().tobytes() for result in together] == alone  # type: ignore[union-attr]
     finally:
         engine.close()
